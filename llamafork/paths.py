@@ -1,0 +1,81 @@
+"""Where things live: platform folders, or everything below ``LLAMAFORK_HOME`` when that is set."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Paths:
+    cache: Path  # sources, compiler cache, build folders: may be deleted at any time
+    data: Path  # finished builds, generated models
+    state: Path  # logs
+    repo: Path | None  # the checkout this package runs from, if any
+    assets: Path  # holds patches/ and vendor/upstream.toml
+
+    @property
+    def patches(self) -> Path:
+        return self.assets / "patches"
+
+    @property
+    def pin(self) -> Path:
+        return self.assets / "vendor" / "upstream.toml"
+
+    @property
+    def work_tree(self) -> Path:
+        """The patched tree: vendor/llama.cpp of a checkout, else in the user's cache."""
+        return self.repo / "vendor" / "llama.cpp" if self.repo else self.cache / "llama.cpp"
+
+
+def find() -> Paths:
+    """The folders of this process; environment: LLAMAFORK_HOME, LLAMAFORK_REPO (a checkout to work on)."""
+    home = os.environ.get("LLAMAFORK_HOME")
+    if home:
+        root = Path(home).expanduser().absolute()
+        cache, data, state = root / "cache", root / "data", root / "state"
+    else:
+        cache = platformdirs.user_cache_path("llamafork", appauthor=False)
+        data = platformdirs.user_data_path("llamafork", appauthor=False)
+        state = platformdirs.user_state_path("llamafork", appauthor=False)
+    named = os.environ.get("LLAMAFORK_REPO")
+    repo = Path(named).expanduser().absolute() if named else PACKAGE.parent
+    if not (repo / "patches" / "series").is_file() or not (repo / "vendor" / "upstream.toml").is_file():
+        return Paths(cache, data, state, None, PACKAGE / "_data")
+    return Paths(cache, data, state, repo, repo)
+
+
+@contextmanager
+def atomic(target: Path) -> Iterator[Path]:
+    """A temporary file beside *target* that replaces it when the block ends without an error."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(target: Path, content: str | bytes) -> None:
+    """Write *content* (text as UTF-8 with LF) so that readers see the old file or the new one, never a part."""
+    with atomic(target) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def show(path: Path | str) -> str:
+    """A path as text that can always be printed: undecodable bytes appear escaped."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
