@@ -1,0 +1,217 @@
+"""The command tree and its dispatch, nothing else. Modules are imported when their verb is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from llamafork import __version__
+from llamafork.errors import Exit, LlamaforkError
+
+PASS_THROUGH = {
+    "serve": "run the built llama-server with our defaults; everything else is passed on",
+    "cli": "run the built llama-cli with our defaults; everything else is passed on",
+    "bench": "run the built llama-bench; everything else is passed on",
+}
+BACKENDS = ("cpu", "rpc", "cuda", "vulkan", "hip", "metal")
+PROFILES = ("release", "test", "asan", "tsan")
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(prog="llamafork", description="Build, run and prove a patched llama.cpp for MoE models.")
+    top.add_argument("--version", action="version", version=f"llamafork {__version__}")
+    common = _common(default=False)
+    for action in _common(default=True)._actions:
+        top._add_action(action)
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    _source(verbs.add_parser("source", help="fetch and look after the pinned upstream"), common)
+    _patch(verbs.add_parser("patch", help="the patch series: list, apply, edit, export"), common)
+    _build(verbs.add_parser("build", help="build the fork (or its stock twin)", parents=[common]))
+    _builds(verbs.add_parser("builds", help="list, choose and remove finished builds"), common)
+    for name, text in PASS_THROUGH.items():
+        verbs.add_parser(name, help=text, add_help=False)
+    model = verbs.add_parser("make-model", help="write a small MoE model from nothing", parents=[common])
+    model.set_defaults(call="llamafork.synth.verbs:make_model")
+    _lazy_model_arguments(model)
+    doctor = verbs.add_parser("doctor", help="check this machine: tools, builds, environment", parents=[common])
+    doctor.set_defaults(call="llamafork.doctor:run")
+    return top
+
+
+def _common(*, default: bool) -> argparse.ArgumentParser:
+    """Options valid before and after the verb; after it they only override what was given before."""
+    absent = {} if default else {"default": argparse.SUPPRESS}
+    common = Parser(add_help=False)
+    group = common.add_argument_group("common options")
+    group.add_argument("--json", action="store_true", help="one JSON object on stdout", **absent)
+    group.add_argument("-v", "--verbose", action="count", help="say more (twice: debug)", **(absent or {"default": 0}))
+    group.add_argument("-q", "--quiet", action="store_true", help="errors and results only", **absent)
+    group.add_argument("--offline", action="store_true", help="open no network connection", **absent)
+    return common
+
+
+def _source(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    verbs = at.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    fetch = _action(verbs, common, "source", "fetch", "bring the pinned tree, verified")
+    fetch.add_argument("--from", dest="origin", metavar="PATH", help="a local archive or folder of the same tree")
+    _action(verbs, common, "source", "status", "what is fetched, and the work tree's state")
+    clean = _action(verbs, common, "source", "clean", "remove downloads and the object store; builds stay")
+    clean.add_argument("--work-tree", action="store_true", help="remove the work tree too")
+    clean.add_argument("--force", action="store_true", help="even with edits in it")
+
+
+def _patch(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    verbs = at.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    _action(verbs, common, "patch", "list", "the changes in order")
+    show = _action(verbs, common, "patch", "show", "one change: message, files, and the diff with --diff")
+    show.add_argument("name")
+    show.add_argument("--diff", action="store_true")
+    apply = _action(verbs, common, "patch", "apply", "put the series into the work tree; again: nothing to do")
+    apply.add_argument("--until", metavar="NAME", help="stop after this change")
+    apply.add_argument("--force", action="store_true", help="drop edits in the work tree (a copy is kept)")
+    edit = _action(verbs, common, "patch", "edit", "open the work tree at a change")
+    edit.add_argument("name", nargs="?")
+    edit.add_argument("--new", action="store_true", help="start a new change at the end of the series")
+    edit.add_argument("--abort", action="store_true", help="close the open edit without keeping it")
+    edit.add_argument("--force", action="store_true", help="drop edits in the work tree (a copy is kept)")
+    _action(verbs, common, "patch", "refresh", "write the edit back to patches/ and replay the rest")
+    export = _action(verbs, common, "patch", "export", "write the series out")
+    export.add_argument("--check", action="store_true", help="only prove that it round-trips byte for byte")
+    export.add_argument("--mbox", metavar="DIR", help="mails for `git am`")
+    export.add_argument("--folder", metavar="DIR", help="the format of patches/")
+    _action(verbs, common, "patch", "lint", "check every rule of the series")
+
+
+def _build(at: argparse.ArgumentParser) -> None:
+    at.set_defaults(call="llamafork.build.verbs:build")
+    at.add_argument("--stock", action="store_true", help="the pin without patches, same options: the twin")
+    at.add_argument(
+        "--backend",
+        action="append",
+        choices=BACKENDS,
+        metavar="NAME",
+        help=f"may be repeated: {', '.join(BACKENDS)} (default: cpu, rpc and what this machine has)",
+    )
+    at.add_argument("--profile", choices=PROFILES, default="release", help="default: release")
+    at.add_argument("--cuda-arch", metavar="LIST", help="such as 86 or 86;89 (default: the visible GPUs)")
+    at.add_argument("--target", action="append", metavar="NAME", help="build only this target (may be repeated)")
+    at.add_argument(
+        "--ui",
+        choices=("auto", "build", "none"),
+        default="auto",
+        help="web UI: prebuilt assets if the network allows, made with npm, or none (default: auto)",
+    )
+    at.add_argument("--no-ccache", action="store_true", help="compile without the compiler cache")
+    at.add_argument("--portable", action="store_true", help="not only for this CPU (GGML_NATIVE=OFF)")
+    at.add_argument("-j", "--jobs", type=int, metavar="N", help="compile jobs (default: bounded by cores and RAM)")
+    at.add_argument("-C", "--cmake-arg", action="append", default=[], metavar="-DX=Y", help="appended last")
+    at.add_argument("--work-tree", action="store_true", help="build the work tree as it is, edits included")
+    at.add_argument("--upstream", metavar="WHERE", help="another upstream: folder, archive, URL@REF or sdist:BUILD")
+    at.add_argument("--upstream-build", type=int, metavar="N", help="its build number, if its name has none")
+    at.add_argument("--dry-run", action="store_true", help="print the key and the configure command only")
+
+
+def _builds(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    verbs = at.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    for name, text in (
+        ("list", "finished builds"),
+        ("use", "make a build the current one"),
+        ("prune", "remove builds"),
+    ):
+        verb = verbs.add_parser(name, help=text, parents=[common])
+        verb.set_defaults(call=f"llamafork.build.verbs:builds_{name}")
+        if name == "use":
+            verb.add_argument("key", help="a key, or its first letters, or `stock`")
+        if name == "prune":
+            verb.add_argument("--keep", type=int, default=2, metavar="N", help="newest builds to keep (default 2)")
+            verb.add_argument("--dry-run", action="store_true")
+
+
+def _action(verbs: Any, common: argparse.ArgumentParser, group: str, name: str, text: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = verbs.add_parser(name, help=text, parents=[common], description=text)
+    made.set_defaults(call=f"llamafork.source.verbs:{group}_{name}")
+    return made
+
+
+def _lazy_model_arguments(at: argparse.ArgumentParser) -> None:
+    from llamafork.synth.verbs import add_arguments
+
+    add_arguments(at)
+
+
+def _load(call: str) -> Callable[..., int]:
+    module, _, name = call.partition(":")
+    found: Callable[..., int] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """Own options before a pass-through verb, the verb, and the untouched rest."""
+    for at, word in enumerate(argv):
+        if word in PASS_THROUGH:
+            return [*argv[:at], word], word, list(argv[at + 1 :])
+        if not word.startswith("-"):
+            break
+    return list(argv), None, []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, dispatch, and turn every expected failure into its message and exit code."""
+    own, passed, rest = _split(sys.argv[1:] if argv is None else argv)
+    ns = parser().parse_args(own)
+    from llamafork import console, paths
+
+    console.configure(level=console.QUIET if ns.quiet else ns.verbose, as_json=ns.json)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        where = paths.find()
+        if passed:
+            return int(_load(f"llamafork.run.verbs:{passed}")(rest, where))
+        return int(_load(ns.call)(ns, where))
+    except LlamaforkError as error:
+        console.failure(error)
+        return int(error.code)
+    except KeyboardInterrupt:
+        console.say("interrupted; run the same command again to go on", style="yellow")
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(Exit.FAILED)
+    except OSError as error:
+        return _os_error(error)
+
+
+def _terminated(_: int, __: FrameType | None) -> None:
+    raise SystemExit(int(Exit.TERMINATED))
+
+
+def _os_error(error: OSError) -> int:
+    import errno
+
+    from llamafork import console
+    from llamafork.errors import EnvironmentFault, disk_full
+
+    if error.errno == errno.ENOSPC:
+        fault = disk_full(error.filename or "a file", error)
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        fault = EnvironmentFault(
+            f"no permission for {error.filename}",
+            why=str(error),
+            do="check who owns it, or set LLAMAFORK_HOME to a folder of your own",
+        )
+    else:
+        raise error
+    console.failure(fault)
+    return int(fault.code)
