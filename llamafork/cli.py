@@ -50,9 +50,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _common(*, default: bool) -> argparse.ArgumentParser:
+def _common(*, default: bool) -> Parser:
     """Options valid before and after the verb; after it they only override what was given before."""
-    absent = {} if default else {"default": argparse.SUPPRESS}
+    absent: dict[str, Any] = {} if default else {"default": argparse.SUPPRESS}
     common = Parser(add_help=False)
     group = common.add_argument_group("common options")
     group.add_argument("--json", action="store_true", help="one JSON object on stdout", **absent)
@@ -62,7 +62,7 @@ def _common(*, default: bool) -> argparse.ArgumentParser:
     return common
 
 
-def _source(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+def _source(at: argparse.ArgumentParser, common: Parser) -> None:
     verbs = at.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
     fetch = _action(verbs, common, "source", "fetch", "bring the pinned tree, verified")
     fetch.add_argument("--from", dest="origin", metavar="PATH", help="a local archive or folder of the same tree")
@@ -72,7 +72,7 @@ def _source(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
     clean.add_argument("--force", action="store_true", help="even with edits in it")
 
 
-def _patch(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+def _patch(at: argparse.ArgumentParser, common: Parser) -> None:
     verbs = at.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
     _action(verbs, common, "patch", "list", "the changes in order")
     show = _action(verbs, common, "patch", "show", "one change: message, files, and the diff with --diff")
@@ -123,7 +123,7 @@ def _build(at: argparse.ArgumentParser) -> None:
     at.add_argument("--dry-run", action="store_true", help="print the key and the configure command only")
 
 
-def _builds(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+def _builds(at: argparse.ArgumentParser, common: Parser) -> None:
     verbs = at.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
     for name, text in (
         ("list", "finished builds"),
@@ -139,7 +139,7 @@ def _builds(at: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
             verb.add_argument("--dry-run", action="store_true")
 
 
-def _action(verbs: Any, common: argparse.ArgumentParser, group: str, name: str, text: str) -> argparse.ArgumentParser:
+def _action(verbs: Any, common: Parser, group: str, name: str, text: str) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = verbs.add_parser(name, help=text, parents=[common], description=text)
     made.set_defaults(call=f"llamafork.source.verbs:{group}_{name}")
     return made

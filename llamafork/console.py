@@ -87,7 +87,9 @@ def result(text: str) -> None:
 def emit(schema: str, data: Mapping[str, Any]) -> None:
     """In JSON mode, the one object of this run on stdout."""
     if output.json:
-        sys.stdout.write(json.dumps({"schema": f"llamafork.{schema}/1", **data}, indent=2, default=str, allow_nan=False))
+        sys.stdout.write(
+            json.dumps({"schema": f"llamafork.{schema}/1", **data}, indent=2, default=str, allow_nan=False)
+        )
         sys.stdout.write("\n")
         sys.stdout.flush()
 

@@ -47,16 +47,24 @@ def run(
     detail(f"$ {command_line(words)}")
     data = stdin.encode() if isinstance(stdin, str) else stdin
     try:
-        done = subprocess.run(words, cwd=cwd, env=env, input=data, capture_output=True, timeout=timeout,
-                              stdin=None if data is not None else subprocess.DEVNULL)  # fmt: skip
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env=env,
+            input=data,
+            capture_output=True,
+            timeout=timeout,
+            stdin=None if data is not None else subprocess.DEVNULL,
+        )
     except FileNotFoundError as error:
         raise EnvironmentFault(f"cannot run {words[0]}", why=str(error), do=f"install {Path(words[0]).name}") from error
     except OSError as error:
         raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
     except subprocess.TimeoutExpired:
         return Result(tuple(words), 124, "", f"no answer within {timeout} s")
-    return Result(tuple(words), done.returncode, done.stdout.decode("utf-8", "replace"),
-                  done.stderr.decode("utf-8", "replace"))  # fmt: skip
+    return Result(
+        tuple(words), done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    )
 
 
 def stream(
@@ -75,9 +83,17 @@ def stream(
         sink.write(f"$ {command_line(words)}\n")
         sink.flush()
         try:
-            child = subprocess.Popen(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                     stderr=subprocess.STDOUT, text=True, errors="replace",
-                                     start_new_session=os.name == "posix")  # fmt: skip
+            child = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=os.name == "posix",
+            )
         except OSError as error:
             raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
         try:
