@@ -1,0 +1,193 @@
+"""`llamafork build` and `llamafork builds …`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from llamafork import console, proc
+from llamafork.build import cuda, make, store, toolchain
+from llamafork.build.request import Plan, Request, Tools, make_plan
+from llamafork.build.store import Build
+from llamafork.errors import Exit, PatchError, UsageError
+from llamafork.paths import Paths
+from llamafork.source import prepare, worktree
+from llamafork.source.git import Git
+
+OPTIONS = {
+    "LLAMA_OPENSSL": ("CMakeLists.txt", "option(LLAMA_OPENSSL"),
+    "LLAMA_FORK_SERIES": ("cmake/llamafork.cmake", "LLAMA_FORK_SERIES"),
+}
+
+
+def build(ns: argparse.Namespace, paths: Paths) -> int:
+    request = _request(ns)
+    repo, number, tree = _tree(ns, request, paths)
+    tools = find_tools(request, paths)
+    has_option = {name: _mentions(repo, tree, *where) for name, where in OPTIONS.items()}
+    plan = make_plan(request, tools, build=number, tree=tree, has_option=has_option)
+    if ns.dry_run:
+        return _dry_run(plan)
+    for note in plan.notes:
+        console.warn(note)
+    made, fresh = make.make(plan, repo, paths)
+    if made.kind == "fork" or store.current(paths) is None:
+        store.use(paths, made)
+    _report(made, fresh)
+    return Exit.OK
+
+
+def _request(ns: argparse.Namespace) -> Request:
+    chosen = [name for name in ("stock", "work_tree", "upstream") if getattr(ns, name)]
+    if len(chosen) > 1:
+        raise UsageError(f"--{' and --'.join(chosen)} exclude each other".replace("_", "-"), do="choose one")
+    kind = {"stock": "stock", "work_tree": "tree", "upstream": "upstream"}.get(chosen[0], "") if chosen else "fork"
+    backends = tuple(dict.fromkeys(["cpu", *(ns.backend or _default_backends())]))
+    if ns.profile != "release" and "rpc" not in backends:
+        backends = (*backends, "rpc")
+    arch = cuda.architectures(ns.cuda_arch or os.environ.get("CUDAARCHS", "")) if "cuda" in backends else ""
+    if ns.cuda_arch and "cuda" not in backends:
+        raise UsageError("--cuda-arch is given but the cuda backend is not", do="add --backend cuda")
+    words = (*os.environ.get("CMAKE_ARGS", "").split(), *ns.cmake_arg)
+    return Request(
+        kind,
+        backends,
+        ns.profile,
+        arch,
+        tuple(ns.target or ()),
+        ns.ui,
+        not ns.portable,
+        words,
+        ns.jobs,
+        not ns.no_ccache,
+        ns.offline,
+    )
+
+
+def _default_backends() -> list[str]:
+    """cpu and rpc everywhere; cuda where nvidia-smi shows a GPU; metal on a Mac. Others are asked for by name."""
+    found = ["rpc"]
+    if cuda.visible_architectures():
+        found.append("cuda")
+    if os.uname().sysname == "Darwin":
+        found.append("metal")
+    return found
+
+
+def _tree(ns: argparse.Namespace, request: Request, paths: Paths) -> tuple[Git, int, str]:
+    """(repository, build number, tree hash) of what is to be compiled."""
+    if request.kind == "upstream":
+        made = prepare.on_upstream(paths, ns.upstream, ns.upstream_build, offline=ns.offline)
+        return made.repo, made.base.pin.build, made.tree
+    made = prepare.stack(paths, offline=ns.offline)
+    tree = worktree.look(paths)
+    if request.kind == "tree":
+        if tree is None:
+            raise PatchError("there is no work tree", do="llamafork patch apply")
+        return tree.repo, made.base.pin.build, tree.snapshot()
+    if request.kind == "stock":
+        return made.repo, made.base.pin.build, made.base.tree
+    if tree is not None and tree.state.head and (tree.state.edit or tree.dirty()):
+        console.warn(
+            "the work tree has edits that are not in the series; this builds the series "
+            "(--work-tree builds the tree as it is)"
+        )
+    return made.repo, made.base.pin.build, made.tree
+
+
+def _mentions(repo: Git, tree: str, path: str, word: str) -> bool:
+    done = repo.run("cat-file", "blob", f"{tree}:{path}", check=False)
+    return done.ok and word in done.out
+
+
+def find_tools(request: Request, paths: Paths) -> Tools:
+    """All tools of *request*, gated by version; nothing is configured before this has passed."""
+    cmake = toolchain.best("cmake", "cmake")
+    name, program = toolchain.generator()
+    cc, cxx, identity = toolchain.compilers()
+    cache = toolchain.ccache() if request.cache else None
+    named = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "") if request.cache else ""
+    tools = Tools(
+        cmake.path,
+        cmake.version,
+        name,
+        program,
+        cc,
+        cxx,
+        identity,
+        ccache=cache.path if cache else "",
+        launcher=named or (cache.path if cache else ""),
+        openssl=toolchain.openssl(cc),
+        cpu=toolchain.native_cpu(cxx) if request.native else "",
+    )
+    return cuda.add_to(tools, paths, offline=request.offline) if "cuda" in request.backends else tools
+
+
+def _dry_run(plan: Plan) -> int:
+    command = [plan.tools.cmake, "-S", "SRC", "-B", "BUILD", "-G", plan.tools.generator, *plan.args]
+    console.result(f"key     {plan.key}\ntree    {plan.tree}\n{proc.command_line(command)}")
+    for note in plan.notes:
+        console.result(f"note    {note}")
+    console.emit("build-plan", {"key": plan.key, "tree": plan.tree, "args": plan.args, "notes": plan.notes})
+    return Exit.OK
+
+
+def _report(made: Build, fresh: bool) -> None:
+    info = made.info
+    console.say(f"{'built' if fresh else 'up to date:'} {made.key}" + (f" in {info['seconds']:.0f} s" if fresh else ""))
+    for line in str(info.get("version", "")).splitlines():
+        console.detail(f"  {line}")
+    for backend, said in info.get("backend_results", {}).items():
+        console.say(f"  {backend}: {said}")
+    ui = str(info.get("ui_result", ""))
+    if ui.startswith("none") and "not built" not in ui:
+        hint = "" if "--ui none" in ui else "; llamafork build --ui build makes it with npm"
+        console.say(f"  web UI: {ui}{hint}")
+    for note in info.get("notes", []):
+        if fresh:
+            console.warn(str(note))
+    console.result(str(made.root))
+    console.emit("build", {**info, "root": made.root, "fresh": fresh})
+
+
+def builds_list(ns: argparse.Namespace, paths: Paths) -> int:
+    now = store.current(paths)
+    rows, data = [], []
+    for one in store.load_all(paths):
+        mark = "*" if now and one.key == now.key else ""
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made))
+        rows.append((mark, one.key, f"b{one.info.get('build')}", "+".join(one.info.get("backends", [])), when))
+        data.append({"key": one.key, "current": bool(mark), "root": one.root, "info": one.info})
+    if rows or ns.json:
+        console.table(("", "key", "upstream", "backends", "made"), rows)
+    else:
+        console.result("no builds yet: llamafork build")
+    console.emit("builds", {"builds": data})
+    return Exit.OK
+
+
+def builds_use(ns: argparse.Namespace, paths: Paths) -> int:
+    chosen = store.resolve(paths, ns.key)
+    store.use(paths, chosen)
+    console.result(f"current build: {chosen.key}")
+    console.emit("builds", {"current": chosen.key})
+    return Exit.OK
+
+
+def builds_prune(ns: argparse.Namespace, paths: Paths) -> int:
+    """Remove all but the newest; the current build and a stock twin of it always stay."""
+    if ns.keep < 0:
+        raise UsageError("--keep cannot be negative", do="give 0 or more")
+    now = store.current(paths)
+    builds = store.load_all(paths)
+    twin = next((b for b in builds if b.kind == "stock"), None)
+    kept = {b.key for b in (now, twin, *builds[: ns.keep]) if b is not None}
+    doomed = [b for b in builds if b.key not in kept]
+    freed = 0
+    for one in doomed:
+        freed += 0 if ns.dry_run else store.remove(one)
+        console.result(f"{'would remove' if ns.dry_run else 'removed'} {one.key}")
+    console.result(f"{len(doomed)} builds, {freed / 1e6:.0f} MB freed")
+    console.emit("builds", {"removed": [b.key for b in doomed], "freed": freed, "dry_run": ns.dry_run})
+    return Exit.OK
