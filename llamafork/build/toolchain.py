@@ -50,23 +50,13 @@ def new_enough(version: str, minimum: str) -> bool:
 
 
 def candidates(name: str, module: str = "") -> Iterator[str]:
-    """Paths to try: the system's first, then the one a wheel brings (*module* names its package)."""
-    wheel = _wheel_program(module, name) if module else ""
-    found = shutil.which(name)
-    if found and found != wheel:
-        yield found
-    if wheel:
-        yield wheel
-
-
-def _wheel_program(module: str, name: str) -> str:
-    spec = importlib.util.find_spec(module)
-    locations = list(spec.submodule_search_locations or []) if spec else []
-    for base in locations:
-        for inside in (f"data/bin/{name}", f"bin/{name}"):
-            if (Path(base) / inside).is_file():
-                return str(Path(base) / inside)
-    return ""
+    """Paths to try: the system's first, then what a wheel put beside this Python or inside its *module*."""
+    seen = [shutil.which(name), str(Path(sys.executable).parent / name)]
+    spec = importlib.util.find_spec(module) if module else None
+    seen += [str(Path(base) / "data" / "bin" / name) for base in (spec and spec.submodule_search_locations) or ()]
+    for path in dict.fromkeys(p for p in seen if p):
+        if os.access(path, os.X_OK):
+            yield path
 
 
 def best(name: str, module: str = "") -> Program:
@@ -131,10 +121,6 @@ def _compiler(variable: str, names: tuple[str, ...]) -> str:
 def ccache() -> Program | None:
     """ccache from PATH or from its wheel; None (with the reason said) when there is none that is new enough."""
     try:
-        beside = Path(sys.executable).parent / "ccache"
-        if beside.is_file() and not shutil.which("ccache"):
-            program = Program(str(beside), version_of(str(beside)))
-            return program if new_enough(program.version, MINIMUM["ccache"]) else None
         return best("ccache")
     except EnvironmentFault as fault:
         console.detail(f"compiling without a compiler cache: {fault.why}")
