@@ -50,8 +50,13 @@ def new_enough(version: str, minimum: str) -> bool:
 
 
 def candidates(name: str, module: str = "") -> Iterator[str]:
-    """Paths to try: the system's first, then what a wheel put beside this Python or inside its *module*."""
-    seen = [shutil.which(name), str(Path(sys.executable).parent / name)]
+    """Paths to try: the system's first, then what a wheel put beside this Python or inside its *module*.
+
+    This Python's own folder is left out of the first look, so that an activated environment changes nothing.
+    """
+    beside = Path(sys.executable).parent
+    elsewhere = [d for d in os.environ.get("PATH", "").split(os.pathsep) if d and Path(d) != beside]
+    seen = [shutil.which(name, path=os.pathsep.join(elsewhere)), str(beside / name)]
     spec = importlib.util.find_spec(module) if module else None
     seen += [str(Path(base) / "data" / "bin" / name) for base in (spec and spec.submodule_search_locations) or ()]
     for path in dict.fromkeys(p for p in seen if p):

@@ -93,9 +93,8 @@ def _marked_tree(at: Git, conflicted: Sequence[str]) -> str:
             labels = ["-L", "upstream", "-L", "base", "-L", "change"]
             at.run("merge-file", "-q", *labels, *sides, check=False)
             content = sides[0].read_bytes()
-            info = f"{git.mode_of(content)} {at.store(content)}\t{path}\n"
-            at.run("update-index", "--force-remove", path)
-            at.run("update-index", "--index-info", stdin=info)
+            gone, whole = f"0 {'0' * 40}\t{path}\0", f"{git.mode_of(content)} {at.store(content)}\t{path}\0"
+            at.run("update-index", "-z", "--index-info", stdin=gone + whole)
     return at.text("write-tree")
 
 
