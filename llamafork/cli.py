@@ -167,10 +167,21 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
     return list(argv), None, []
 
 
+def _joined(words: Sequence[str]) -> list[str]:
+    """``-C -DX=Y`` and a plain ``-DX=Y`` as one word each: argparse takes a value with a dash only that way."""
+    made: list[str] = []
+    for word in words:
+        if made and made[-1] in ("-C", "--cmake-arg"):
+            made[-1] = f"--cmake-arg={word}"
+        else:
+            made.append(f"--cmake-arg={word}" if word.startswith("-D") and "=" in word else word)
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, dispatch, and turn every expected failure into its message and exit code."""
     own, passed, rest = _split(sys.argv[1:] if argv is None else argv)
-    ns = parser().parse_args(own)
+    ns = parser().parse_args(_joined(own))
     from llamafork import console, paths
 
     console.configure(level=console.QUIET if ns.quiet else ns.verbose, as_json=ns.json)

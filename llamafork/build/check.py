@@ -13,6 +13,7 @@ from llamafork import proc
 from llamafork.errors import BuildError
 
 GPU_BACKENDS = ("cuda", "vulkan", "hip", "metal")
+WHY_NONE = re.compile(r"((?:ggml_\w+: )?(?:failed to initialize|no CUDA|no devices?).*)")
 DEVICE = re.compile(r"^\s{2,}(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?$")
 
 
@@ -104,5 +105,20 @@ def _backend(folder: Path, name: str, devices: Sequence[tuple[str, str]], listin
     mine = [d for d, _ in devices if d.startswith(prefix)]
     if mine:
         return f"built; devices: {', '.join(mine)}"
-    said = next((x.strip() for x in listing.splitlines() if "failed to initialize" in x or "no CUDA" in x), "")
+    said = next((m[1] for m in map(WHY_NONE.search, listing.splitlines()) if m), "")
     return f"built; no device of it on this machine{f' ({said})' if said else ''}"
+
+
+def without_device(folder: Path, backends: Sequence[str]) -> list[str]:
+    """For each GPU backend that a build has and this machine has no device for: a line that says so.
+
+    Programs then run on the CPU, slowly and without a word; whoever starts them has to be told.
+    """
+    wanted = [name for name in backends if name in GPU_BACKENDS]
+    program = next((folder / n for n in ("llama-server", "llama-cli", "llama-bench") if (folder / n).is_file()), None)
+    if not wanted or program is None:
+        return []
+    listing = _run(program, "--list-devices", required=False)
+    devices = tuple((m[1], m[2]) for m in map(DEVICE.match, listing.splitlines()) if m)
+    said = {name: _backend(folder, name, devices, listing) for name in wanted}
+    return [f"{name} is {text}; this will run on the CPU" for name, text in said.items() if "no device" in text]

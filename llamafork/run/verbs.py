@@ -82,10 +82,13 @@ def find_program(paths: Paths, wanted: str | None, name: str) -> tuple[Path, str
     if folder and wanted is None:
         suffix = ".exe" if os.name == "nt" else ""
         return Path(folder).expanduser().absolute() / f"{name}{suffix}", "LLAMAFORK_PROGRAM_DIR"
-    from llamafork.build import store
+    from llamafork.build import check, store
 
     build = store.resolve(paths, wanted)
-    return build.program(name), build.key
+    program = build.program(name)
+    for line in check.without_device(program.parent, build.info.get("backends", [])):
+        console.warn(line)
+    return program, build.key
 
 
 def _inform(program: Path, rest: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import MESSAGE, World
+from fake_upstream import MESSAGE, World
 
 from llamafork.errors import Exit
 from llamafork.source import lint, replay, series

@@ -1,0 +1,137 @@
+"""Real builds and a real model, made once and kept in the user's own cache: minutes cold, seconds warm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from llamafork import paths
+from llamafork.build import store
+from llamafork.build.store import Build
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT = "The expert cache keeps"
+
+
+def llamafork(*words: str, env: dict[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "llamafork", *words], capture_output=True, text=True,
+                          env=os.environ | (env or {}), stdin=subprocess.DEVNULL)  # fmt: skip
+    if check:
+        assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
+def find(*options: str) -> Build:
+    """Build with *options* (nothing to do when it is there) and return that build."""
+    root = llamafork("build", *options).stdout.strip().splitlines()[-1]
+    found = store.find(paths.find(), Path(root).name)
+    assert found is not None
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def session() -> requests.Session:
+    made = requests.Session()
+    made.trust_env = False
+    return made
+
+
+@contextlib.contextmanager
+def serving(*words: str, env: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`llamafork serve` as a process of its own, ready; yields its URL and the process."""
+    port = free_port()
+    command = [sys.executable, "-m", "llamafork", "serve", *words, "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                              env=os.environ | (env or {}), stdin=subprocess.DEVNULL)  # fmt: skip
+    assert server.stdout is not None
+    try:
+        seen: list[str] = []
+        for line in server.stdout:
+            seen.append(line)
+            if line.startswith("ready: "):
+                break
+        else:
+            raise AssertionError("".join(seen[-40:]))
+        yield f"http://127.0.0.1:{port}", server
+    finally:
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+
+
+def wait_gone(pid: int, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@dataclass(frozen=True)
+class Completion:
+    """``answer`` holds text, tokens and the log probabilities of the best 8 at each step; ``log`` what was said."""
+
+    answer: str
+    log: str
+
+
+def complete(build: Build, model: Path, *words: str, env: dict[str, str] | None = None) -> Completion:
+    """A greedy completion of 32 tokens by the build's own llama-server, started and stopped for it."""
+    port = free_port()
+    command = [str(build.program("llama-server")), "-m", str(model), "-c", "512", "-t", "2", "-np", "1", "--no-warmup",
+               "--host", "127.0.0.1", "--port", str(port), *words]  # fmt: skip
+    body = {
+        "prompt": PROMPT,
+        "n_predict": 32,
+        "temperature": 0,
+        "n_probs": 8,
+        "return_tokens": True,
+        "ignore_eos": True,
+    }
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | (env or {}))
+        try:
+            _healthy(server, port)
+            got = session().post(f"http://127.0.0.1:{port}/completion", json=body, timeout=120)
+            got.raise_for_status()
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
+            log.seek(0)
+            said = log.read()
+    data = got.json()
+    assert data["tokens_predicted"] == 32, said[-3000:]
+    kept = {key: data[key] for key in ("content", "tokens", "completion_probabilities")}
+    return Completion(json.dumps(kept, sort_keys=True), said)
+
+
+def _healthy(server: subprocess.Popen[str], port: int) -> None:
+    for _ in range(600):
+        assert server.poll() is None, "the server died"
+        with contextlib.suppress(requests.RequestException):
+            if session().get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError("not ready within 30 s")
