@@ -57,7 +57,8 @@ def find() -> Paths:
 def atomic(target: Path) -> Iterator[Path]:
     """A temporary file beside *target* that replaces it when the block ends without an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".tmp")
+    _sweep(target)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.{os.getpid()}.", suffix=".tmp")
     os.close(handle)
     temporary = Path(name)
     try:
@@ -68,6 +69,23 @@ def atomic(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove temporary files of *target* whose process was killed before it could."""
+    start = f".{target.name[:80]}."
+    for entry in target.parent.iterdir():
+        if entry.name.startswith(start) and entry.name.endswith(".tmp"):
+            pid = entry.name[len(start) :].partition(".")[0]
+            if pid.isdigit() and not alive(int(pid)):
+                entry.unlink(missing_ok=True)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process with this number exists."""
+    import psutil
+
+    return bool(psutil.pid_exists(pid))
 
 
 def write_atomic(target: Path, content: str | bytes) -> None:

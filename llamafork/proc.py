@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ def stream(
                 text=True,
                 errors="replace",
                 start_new_session=os.name == "posix",
+                preexec_fn=_die_with_parent,
             )
         except OSError as error:
             raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
@@ -106,6 +108,24 @@ def stream(
         except BaseException:
             shut_down(child, grace=5.0)
             raise
+
+
+def _load_prctl() -> Callable[[int, int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    found: Callable[[int, int], int] = ctypes.CDLL(None, use_errno=True).prctl
+    return found
+
+
+_PRCTL = _load_prctl()
+
+
+def _die_with_parent() -> None:
+    """On Linux, a tool that runs for minutes gets TERM when this process is killed: cmake and ninja then stop."""
+    if _PRCTL is not None:
+        _PRCTL(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
 
 
 def signal_group(child: subprocess.Popen[str] | subprocess.Popen[bytes], number: int) -> None:

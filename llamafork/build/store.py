@@ -106,9 +106,9 @@ def resolve(paths: Paths, wanted: str | None = None) -> Build:
 def remove(build: Build) -> int:
     """Delete a build; returns the bytes freed. Renamed first, so that a half-deleted folder is never a build."""
     size = sum(f.stat().st_size for f in build.root.rglob("*") if f.is_file() and not f.is_symlink())
+    for left in build.root.parent.glob(".gone-*"):
+        shutil.rmtree(left)
     doomed = build.root.with_name(f".gone-{build.root.name}")
-    if doomed.exists():
-        shutil.rmtree(doomed)
     build.root.rename(doomed)
     shutil.rmtree(doomed)
     return size

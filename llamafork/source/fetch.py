@@ -109,6 +109,8 @@ def _git_entries(repo: Git, pin: Pin, source: Source) -> Iterator[read.Entry]:
 def _import(repo: Git, pin: Pin, entries: Iterator[read.Entry], label: str) -> Fetched:
     """Write *entries* as one root commit with git fast-import: a pack appears whole or not at all."""
     scratch = "refs/importing/tree"
+    for left in (repo.git_dir / "objects" / "pack").glob("tmp_*"):
+        left.unlink(missing_ok=True)
     message = f"llama.cpp {pin.version}\n".encode()
     who = f"{git.IDENTITY} <{git.IDENTITY}@localhost> {git.EPOCH} +0000".encode()
     command = ["git", f"--git-dir={repo.git_dir}", "fast-import", "--quiet", "--force", "--done"]
@@ -170,6 +172,8 @@ def download(paths: Paths, source: Source) -> Path:
         return kept
     folder = paths.cache / "downloads" / source.sha256
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(".part-*"):  # of a run that was killed; the lock says that none is running
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as temporary:
         requirement = Path(temporary) / "requirement.txt"
         requirement.write_text(f"{source.name}=={source.version} --hash=sha256:{source.sha256}\n")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,13 +21,14 @@ from llamafork.build.request import Request, Tools
 from llamafork.errors import EnvironmentFault, Exit, UsageError
 
 CMAKE = """#!{python}
-import os, pathlib, sys
+import os, pathlib, sys, time
 words = sys.argv[1:]
 log = pathlib.Path(os.environ["FAKE_LOG"])
 log.open("a").write("\\0".join(words) + "\\n")
 if words == ["--version"]:
     print("cmake version " + os.environ.get("FAKE_CMAKE_VERSION", "3.28.1"))
 elif "--build" in words:
+    time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
     build = pathlib.Path(words[words.index("--build") + 1])
     if os.environ.get("FAKE_FAIL") == "compile":
         print("[1/9] Building CXX object a.o")
@@ -46,6 +51,7 @@ else:
         sys.exit(1)
     build = pathlib.Path(words[words.index("-B") + 1])
     build.mkdir(exist_ok=True)
+    time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
     (build / "args").write_text("\\0".join(words))
     (build / "CMakeCache.txt").write_text("x")
 """
@@ -390,3 +396,24 @@ def test_jobs_never_exceed_cores_or_ram(cores: int, ram: float, cuda_too: bool) 
 )
 def test_first_error(log: str, first: str) -> None:
     assert make.first_error(log) == first
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["INT", "KILL"])
+def test_a_build_interrupted_anywhere_and_run_again_ends_as_if_run_once(fakes: Fakes, sent: signal.Signals) -> None:
+    fakes.set(FAKE_SLEEP="0.3")
+    command = [sys.executable, "-m", "llamafork", "build", "--json"]
+    started = time.monotonic()
+    first = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    full = time.monotonic() - started
+    want = fakes.world.files(Path(first["root"]) / "bin")
+    for part in (0.3, 0.6, 0.9):
+        for folder in ("data", "cache/work"):
+            shutil.rmtree(fakes.world.home / folder)
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(full * part)
+        os.killpg(child.pid, sent)
+        child.wait()
+        again = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        assert again["key"] == first["key"]
+        assert fakes.world.files(Path(again["root"]) / "bin") == want
+        assert [p.name for p in sorted((fakes.world.home / "data/builds").iterdir())] == ["current", first["key"]]

@@ -217,7 +217,7 @@ def test_interrupted_anywhere_and_run_again_ends_in_the_same_state(
     three.ok("source", "clean", "--work-tree")
     assert subprocess.run(command, capture_output=True).returncode == 0
     full = time.monotonic() - started
-    for part in (0.3, 0.5, 0.65, 0.8, 0.95):
+    for part in (0.35, 0.6, 0.85):
         three.ok("source", "clean", "--work-tree")
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         time.sleep(full * part)
