@@ -1,0 +1,121 @@
+"""The shared floor: files written whole, secrets kept, processes ended, one JSON object, plain lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_upstream import World
+
+from llamafork import console, errors, paths, proc
+from llamafork.errors import EnvironmentFault, Exit
+
+
+def test_every_exit_code_has_a_meaning_and_every_error_a_code() -> None:
+    assert set(errors.MEANING) == set(Exit)
+    kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.LlamaforkError)]
+    assert len(kinds) >= 8
+    assert all(k("x").as_dict()["exit"] in set(Exit) for k in kinds)
+
+
+def half_written(target: Path) -> None:
+    with paths.atomic(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+
+
+def test_an_atomic_write_shows_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    paths.write_atomic(target, "old")
+    with pytest.raises(RuntimeError):
+        half_written(target)
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".file.{dead.pid}.x.tmp").write_text("left")
+    mine = tmp_path / f".file.{os.getpid()}.x.tmp"
+    mine.write_text("being written")
+    paths.write_atomic(tmp_path / "file", "new")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([mine.name, "file"])
+
+
+def test_secrets_are_not_printed() -> None:
+    words = ["serve", "--api-key", "s3cret", "--api-key=s3cret", "-hft", "s3cret", "--port", "1"]
+    assert "s3cret" not in proc.command_line(words)
+    assert "--port 1" in proc.command_line(words)
+    assert "s3cret" not in console.redact("Authorization: Bearer s3cret and token=s3cret, HF_TOKEN=s3cret")
+
+
+def test_a_printed_command_can_be_pasted() -> None:
+    words = ["/a b/prog", "-m", " my (model) [v1].gguf", "it's", "$HOME"]
+    done = subprocess.run(["sh", "-c", f"printf '%s\\n' {proc.command_line(words)}"], capture_output=True, text=True)
+    assert done.stdout.splitlines() == words
+
+
+def test_a_program_that_is_not_there_is_a_fault() -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        proc.run(["no-such-program-anywhere"])
+    assert "install no-such-program-anywhere" in caught.value.do
+
+
+def test_the_shutdown_ladder_ends_with_kill_of_the_group() -> None:
+    code = (
+        "import signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN); "
+        "p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    started = time.monotonic()
+    assert proc.exit_code(proc.shut_down(child, grace=0.3)) == 128 + 9
+    assert time.monotonic() - started < 5
+    time.sleep(0.1)
+    state = Path(f"/proc/{grandchild}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_json_is_one_object_also_for_failures(world: World) -> None:
+    code, out, _ = world.run("patch", "show", "nothing", "--json")
+    assert code == Exit.PATCH
+    assert json.loads(out)["exit"] == Exit.PATCH
+    for words in (("source", "status"), ("patch", "list"), ("builds", "list")):
+        assert str(world.json(*words)["schema"]).startswith("llamafork.")
+
+
+def test_options_before_and_after_the_verb_mean_the_same(world: World) -> None:
+    world.ok("patch", "refresh")
+    before = world.run("--json", "patch", "list")[1]
+    assert json.loads(before) == json.loads(world.run("patch", "list", "--json")[1])
+
+
+def test_quiet_shows_results_only(world: World) -> None:
+    code, out, err = world.run("-q", "source", "fetch")
+    assert (code, err) == (0, "")
+    assert "b11434" in out
+
+
+def test_no_escape_codes_when_not_a_terminal(world: World) -> None:
+    for words in (("source", "fetch"), ("doctor",), ("patch", "show", "nothing")):
+        _, out, err = world.run(*words)
+        assert "\x1b" not in out + err
+        assert out + err
+
+
+def test_a_folder_without_permission_is_explained(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/somewhere")
+
+    monkeypatch.setattr("llamafork.source.verbs.prepare.locked", refuse)
+    code, _, err = world.run("source", "fetch")
+    assert code == Exit.ENVIRONMENT
+    assert "no permission for /somewhere" in err
+    assert "LLAMAFORK_HOME" in err
