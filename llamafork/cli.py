@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from llamafork import __version__
 from llamafork.errors import Exit, LlamaforkError
@@ -28,6 +28,14 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
 
+    def error(self, message: str) -> NoReturn:
+        if "--json" in sys.argv[1:]:
+            import json
+
+            said = {"error": message, "why": "", "do": f"{self.prog} --help", "exit": int(Exit.USAGE)}
+            print(json.dumps({"schema": "llamafork.error/1", **said}, indent=2))
+        super().error(message)
+
 
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog="llamafork", description="Build, run and prove a patched llama.cpp for MoE models.")
@@ -38,14 +46,31 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     _source(verbs.add_parser("source", help="fetch and look after the pinned upstream"), common)
     _patch(verbs.add_parser("patch", help="the patch series: list, apply, edit, export"), common)
-    _build(verbs.add_parser("build", help="build the fork (or its stock twin)", parents=[common]))
+    _build(
+        verbs.add_parser(
+            "build",
+            help="build the fork (or its stock twin)",
+            parents=[common],
+            description="build the fork (or its stock twin)",
+        )
+    )
     _builds(verbs.add_parser("builds", help="list, choose and remove finished builds"), common)
     for name, text in PASS_THROUGH.items():
         verbs.add_parser(name, help=text, add_help=False)
-    model = verbs.add_parser("make-model", help="write a small MoE model from nothing", parents=[common])
+    model = verbs.add_parser(
+        "make-model",
+        help="write a small MoE model from nothing",
+        parents=[common],
+        description="write a small MoE model from nothing",
+    )
     model.set_defaults(call="llamafork.synth.verbs:make_model")
     _lazy_model_arguments(model)
-    doctor = verbs.add_parser("doctor", help="check this machine: tools, builds, environment", parents=[common])
+    doctor = verbs.add_parser(
+        "doctor",
+        help="check this machine: tools, builds, environment",
+        parents=[common],
+        description="check this machine: tools, builds, environment",
+    )
     doctor.set_defaults(call="llamafork.doctor:run")
     return top
 
@@ -106,7 +131,9 @@ def _build(at: argparse.ArgumentParser) -> None:
     )
     at.add_argument("--profile", choices=PROFILES, default="release", help="default: release")
     at.add_argument("--cuda-arch", metavar="LIST", help="such as 86 or 86;89 (default: the visible GPUs)")
-    at.add_argument("--target", action="append", metavar="NAME", help="build only this target (may be repeated)")
+    at.add_argument(
+        "--target", action="append", type=_name, metavar="NAME", help="build only this target (may be repeated)"
+    )
     at.add_argument(
         "--ui",
         choices=("auto", "build", "none"),
@@ -115,12 +142,27 @@ def _build(at: argparse.ArgumentParser) -> None:
     )
     at.add_argument("--no-ccache", action="store_true", help="compile without the compiler cache")
     at.add_argument("--portable", action="store_true", help="not only for this CPU (GGML_NATIVE=OFF)")
-    at.add_argument("-j", "--jobs", type=int, metavar="N", help="compile jobs (default: bounded by cores and RAM)")
+    at.add_argument("--rebuild", action="store_true", help="make it again even if it is there")
+    at.add_argument(
+        "-j", "--jobs", type=_positive, metavar="N", help="compile jobs (default: bounded by cores and RAM)"
+    )
     at.add_argument("-C", "--cmake-arg", action="append", default=[], metavar="-DX=Y", help="appended last")
     at.add_argument("--work-tree", action="store_true", help="build the work tree as it is, edits included")
     at.add_argument("--upstream", metavar="WHERE", help="another upstream: folder, archive, URL@REF or sdist:BUILD")
     at.add_argument("--upstream-build", type=int, metavar="N", help="its build number, if its name has none")
     at.add_argument("--dry-run", action="store_true", help="print the key and the configure command only")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+def _name(text: str) -> str:
+    if not text or text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name")
+    return text
 
 
 def _builds(at: argparse.ArgumentParser, common: Parser) -> None:
@@ -130,7 +172,7 @@ def _builds(at: argparse.ArgumentParser, common: Parser) -> None:
         ("use", "make a build the current one"),
         ("prune", "remove builds"),
     ):
-        verb = verbs.add_parser(name, help=text, parents=[common])
+        verb = verbs.add_parser(name, help=text, parents=[common], description=text)
         verb.set_defaults(call=f"llamafork.build.verbs:builds_{name}")
         if name == "use":
             verb.add_argument("key", help="a key, or its first letters, or `stock`")
@@ -180,7 +222,18 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, dispatch, and turn every expected failure into its message and exit code."""
+    if sys.stdout is None or sys.stderr is None:  # closed by the caller
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     own, passed, rest = _split(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(own, passed, rest)
+    except KeyboardInterrupt:
+        _stopped("interrupted; run the same command again to go on", Exit.INTERRUPTED)
+        return int(Exit.INTERRUPTED)
+
+
+def _run(own: Sequence[str], passed: str | None, rest: list[str]) -> int:
     ns = parser().parse_args(_joined(own))
     from llamafork import console, paths
 
@@ -189,14 +242,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         where = paths.find()
         if passed:
+            if ns.offline and passed != "bench":
+                rest = ["--offline", *rest]
             return int(_load(f"llamafork.run.verbs:{passed}")(rest, where))
         return int(_load(ns.call)(ns, where))
     except LlamaforkError as error:
         console.failure(error)
         return int(error.code)
-    except KeyboardInterrupt:
-        console.say("interrupted; run the same command again to go on", style="yellow")
-        return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.FAILED)
@@ -205,24 +257,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _terminated(_: int, __: FrameType | None) -> None:
+    _stopped("terminated; run the same command again to go on", Exit.TERMINATED)
     raise SystemExit(int(Exit.TERMINATED))
 
 
+def _stopped(text: str, code: Exit) -> None:
+    from llamafork import console
+
+    console.emit("error", {"error": text, "why": "a signal", "do": "run the same command again", "exit": int(code)})
+    console.say(text, style="yellow")
+
+
 def _os_error(error: OSError) -> int:
+    """Whatever the operating system refuses: said with the file it is about, never as a traceback."""
     import errno
 
     from llamafork import console
     from llamafork.errors import EnvironmentFault, disk_full
 
+    where = error.filename or "a file"
     if error.errno == errno.ENOSPC:
-        fault = disk_full(error.filename or "a file", error)
+        fault = disk_full(where, error)
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         fault = EnvironmentFault(
-            f"no permission for {error.filename}",
+            f"no permission for {where}",
             why=str(error),
             do="check who owns it, or set LLAMAFORK_HOME to a folder of your own",
         )
     else:
-        raise error
-    console.failure(fault)
+        do = "check the name; LLAMAFORK_HOME decides where llamafork keeps its files"
+        fault = EnvironmentFault(f"{error.strerror or 'input/output error'}: {where}", why=str(error), do=do)
+    try:
+        console.failure(fault)
+    except OSError:  # standard output itself is the one that fails
+        console.output.json = False
+        console.failure(fault)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(fault.code)

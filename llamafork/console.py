@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 QUIET, NORMAL, VERBOSE, DEBUG = -1, 0, 1, 2
 SECRET = re.compile(r"(?i)((?:api[-_]?key|token|password|secret|authorization)\S*?(?:\s+|[=:]\s*)(?:bearer\s+)?)(\S+)")
+USERINFO = re.compile(r"(\w+://)[^/@\s'\"]+@")
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "-hft", "--token", "--password"})
 
 
@@ -75,7 +76,7 @@ def detail(text: str) -> None:
 
 def warn(text: str) -> None:
     if output.level >= QUIET:
-        output.err.print(f"warning: {text}", style="yellow")
+        output.err.print(f"warning: {hide_userinfo(text)}", style="yellow")
 
 
 def result(text: str) -> None:
@@ -95,12 +96,12 @@ def emit(schema: str, data: Mapping[str, Any]) -> None:
 
 
 def failure(error: LlamaforkError) -> None:
-    emit("error", error.as_dict())
-    output.err.print(f"error: {error.what}", style="bold red")
-    if error.why:
-        output.err.print(f"  why: {error.why}")
-    if error.do:
-        output.err.print(f"  do:  {error.do}")
+    said = {k: hide_userinfo(v) if isinstance(v, str) else v for k, v in error.as_dict().items()}
+    emit("error", said)
+    output.err.print(f"error: {said['error']}", style="bold red")
+    for key, label in (("why", "why: "), ("do", "do:  ")):
+        if said[key]:
+            output.err.print(f"  {label}{said[key]}")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
@@ -114,7 +115,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
         return
     from rich.table import Table
 
-    grid = Table(*headers, title=title or None, title_justify="left")
+    grid = Table(title=title or None, title_justify="left")
+    for header in headers:
+        grid.add_column(header, overflow="fold")  # a key that is cut cannot be copied
     for row in rows:
         grid.add_row(*(str(cell) for cell in row))
     output.out.print(grid)
@@ -157,6 +160,11 @@ def step(name: str) -> Iterator[Step]:
     say(f"✓ {name}{note} ({current.seconds:.1f} s)", style="green" if live else "")
 
 
+def hide_userinfo(text: str) -> str:
+    """*text* with the user and password of URLs replaced."""
+    return USERINFO.sub(r"\1***@", text)
+
+
 def redact(text: str) -> str:
     """*text* with what follows a word like token, api-key or authorization replaced."""
     return SECRET.sub(r"\1***", text)
@@ -175,5 +183,5 @@ def redact_args(args: Sequence[str]) -> list[str]:
             shown.append(f"{name}=***" if equals else name)
             hide = not equals
         else:
-            shown.append(arg)
+            shown.append(hide_userinfo(arg))
     return shown

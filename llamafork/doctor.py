@@ -96,8 +96,11 @@ def _jobs(_: Paths) -> Iterator[Finding]:
 def _disk(paths: Paths) -> Iterator[Finding]:
     for name, folder in (("cache", paths.cache), ("data", paths.data)):
         at = folder
-        while not at.exists():
+        while not os.path.lexists(at):
             at = at.parent
+        if not at.is_dir() or not os.access(at, os.W_OK):
+            yield Finding(f"{name} folder", BAD, f"{show(folder)} cannot be written: {show(at)}")
+            continue
         free = shutil.disk_usage(at).free / 1e9
         yield Finding(f"{name} folder", OK if free > 3 else BAD, f"{show(folder)}, {free:.1f} GB free")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import platformdirs
 
+from llamafork.errors import EnvironmentFault
+
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -48,6 +50,12 @@ def find() -> Paths:
         state = platformdirs.user_state_path("llamafork", appauthor=False)
     named = os.environ.get("LLAMAFORK_REPO")
     repo = Path(named).expanduser().absolute() if named else PACKAGE.parent
+    if named and not (repo / "patches" / "series").is_file():
+        raise EnvironmentFault(
+            f"LLAMAFORK_REPO names no checkout: {show(repo)}",
+            why="it has no patches/series",
+            do="unset LLAMAFORK_REPO, or point it at a llamafork checkout",
+        )
     if not (repo / "patches" / "series").is_file() or not (repo / "vendor" / "upstream.toml").is_file():
         return Paths(cache, data, state, None, PACKAGE / "_data")
     return Paths(cache, data, state, repo, repo)

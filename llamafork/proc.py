@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamafork import guard
 from llamafork.console import detail, redact_args
 from llamafork.errors import EnvironmentFault
 
@@ -76,11 +78,13 @@ def stream(
     env: Mapping[str, str] | None = None,
     line: Callable[[str], None] | None = None,
 ) -> int:
-    """Run with output (both streams) appended to *log* and handed to *line*; the group dies with us on Ctrl-C."""
+    """Run with output (both streams) appended to *log* and handed to *line*; the group dies with us,
+    on Ctrl-C and also when we are killed (see guard.py).
+    """
     words = [str(a) for a in args]
     detail(f"$ {command_line(words)}")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8", errors="replace") as sink:
+    with log.open("a", encoding="utf-8", errors="replace") as sink, guardian() as name_group:
         sink.write(f"$ {command_line(words)}\n")
         sink.flush()
         try:
@@ -94,10 +98,10 @@ def stream(
                 text=True,
                 errors="replace",
                 start_new_session=os.name == "posix",
-                preexec_fn=_die_with_parent,
             )
         except OSError as error:
             raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
+        name_group(child.pid)
         try:
             assert child.stdout is not None
             for text in child.stdout:
@@ -110,22 +114,40 @@ def stream(
             raise
 
 
-def _load_prctl() -> Callable[[int, int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes
+@contextmanager
+def guardian() -> Iterator[Callable[[int], None]]:
+    """A small process that ends the group named to it if we are killed without a chance to do so."""
+    if os.name != "posix":
+        yield lambda _: None
+        return
+    command = [sys.executable, "-I", "-S", str(Path(guard.__file__))]
+    watcher = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        yield lambda group: _write(watcher, f"{group}\n")
+    finally:
+        _write(watcher, "done\n")
+        try:
+            assert watcher.stdin is not None
+            watcher.stdin.close()
+        except OSError:
+            pass
+        watcher.wait()
 
-    found: Callable[[int, int], int] = ctypes.CDLL(None, use_errno=True).prctl
-    return found
 
-
-_PRCTL = _load_prctl()
-
-
-def _die_with_parent() -> None:
-    """On Linux, a tool that runs for minutes gets TERM when this process is killed: cmake and ninja then stop."""
-    if _PRCTL is not None:
-        _PRCTL(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+def _write(watcher: subprocess.Popen[str], text: str) -> None:
+    assert watcher.stdin is not None
+    try:
+        watcher.stdin.write(text)
+        watcher.stdin.flush()
+    except OSError:
+        pass
 
 
 def signal_group(child: subprocess.Popen[str] | subprocess.Popen[bytes], number: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -14,13 +15,15 @@ from pathlib import Path
 import requests
 
 from llamafork import cli, console, paths, proc
-from llamafork.errors import LlamaforkError, UnhealthyError
+from llamafork.errors import Exit, LlamaforkError, UnhealthyError
 
 QUESTION = "What is a mixture of experts?"
 MODEL = "quickstart"
 
 
 def main() -> int:
+    about = "build, write a small model, serve it, ask one question, stop"
+    argparse.ArgumentParser(prog="scripts/quickstart", description=about).parse_args()
     console.configure()
     where = paths.find()
     started = time.monotonic()
@@ -41,6 +44,10 @@ def main() -> int:
     except LlamaforkError as error:
         console.failure(error)
         return int(error.code)
+    except requests.RequestException as error:
+        failed = UnhealthyError("the server did not answer the request", why=str(error), do="run it again")
+        console.failure(failed)
+        return int(failed.code)
     console.say(f"done in {time.monotonic() - started:.0f} s. What next:", style="bold")
     for line in (
         ".venv/bin/llamafork serve -m your-model.gguf     serve a model of your own",
@@ -65,7 +72,7 @@ def _chat(model: Path) -> None:
             _ask(port)
         finally:
             server.send_signal(signal.SIGTERM)
-            code = server.wait(timeout=60)
+            code = server.wait()  # serve itself kills a server that does not stop in time
     console.say(f"  server stopped (exit {code})")
 
 
@@ -120,4 +127,7 @@ def _ask(port: int) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        raise SystemExit(int(Exit.INTERRUPTED)) from None

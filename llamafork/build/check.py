@@ -63,9 +63,9 @@ def ask(folder: Path, backends: Sequence[str], build: int) -> Answers:
         return Answers("", (), {}, ("no program to ask: only some targets were built",))
     version = _run(program, "--version", required=True)
     number = re.search(r"build (\d+)", version)
-    if number and int(number[1]) != build:
+    if number is None or int(number[1]) != build:
         raise BuildError(
-            f"{program.name} calls itself build {number[1]}, not {build}",
+            f"{program.name} calls itself build {number[1] if number else '?'}, not {build}",
             why="the stamp was lost",
             do="remove -C arguments that set LLAMA_BUILD_NUMBER",
         )

@@ -45,16 +45,16 @@ class Places:
         return self.root / "build"
 
 
-def make(plan: Plan, repo: Git, paths: Paths) -> tuple[Build, bool]:
-    """The finished build of *plan*, and whether it had to be made now."""
+def make(plan: Plan, repo: Git, paths: Paths, *, again: bool = False) -> tuple[Build, bool]:
+    """The finished build of *plan*, and whether it had to be made now. *again*: make it even if it is there."""
     ready = store.find(paths, plan.key)
-    if ready is not None:
+    if ready is not None and not again:
         return ready, False
     where = _places(plan, paths)
     where.root.mkdir(parents=True, exist_ok=True)
     with FileLock(where.root.parent / f"{where.root.name}.lock"):
         ready = store.find(paths, plan.key)
-        if ready is not None:
+        if ready is not None and not again:
             return ready, False
         started = time.monotonic()
         where.log.unlink(missing_ok=True)
@@ -152,6 +152,9 @@ def environment(plan: Plan, where: Places, paths: Paths) -> dict[str, str]:
     env.setdefault("CCACHE_DIR", str(paths.cache / "ccache"))
     env.setdefault("CCACHE_MAXSIZE", "10G")
     env["NINJA_STATUS"] = "[%f/%t] "
+    for name in ("LANG", "LC_CTYPE", "LC_MESSAGES"):
+        env.pop(name, None)
+    env["LC_ALL"] = "C"  # the compiler cache keeps objects apart by locale, and error lines are read in English
     if "cuda" in plan.request.backends and plan.request.cuda_arch:
         env.pop("CUDAARCHS", None)
     return env
@@ -172,13 +175,13 @@ def _tool(name: str, command: list[str | Path], where: Places, env: dict[str, st
 
 def _explain(name: str, code: int, log: Path) -> Exception:
     text = log.read_text(encoding="utf-8", errors="replace")
-    if "No space left on device" in text:
+    if _error_says(text, "No space left on device"):
         return EnvironmentFault(
             "no space left while building",
             why=f"see {log}",
             do="free some space (a build folder needs about 1 GiB), then run it again",
         )
-    if "Killed signal terminated program" in text or "out of memory" in text.lower():
+    if _error_says(text, "Killed signal terminated program") or _error_says(text, "out of memory"):
         return EnvironmentFault(
             "the compiler ran out of memory",
             why=first_error(text) or f"see {log}",
@@ -189,6 +192,12 @@ def _explain(name: str, code: int, log: Path) -> Exception:
         why=first_error(text) or "no error line found",
         do=f"the whole log is {log}",
     )
+
+
+def _error_says(text: str, phrase: str) -> bool:
+    """Whether a line that reports an error has *phrase*; source lines that a compiler quotes do not count."""
+    lines = (x for x in text.splitlines() if "error" in x.lower() and not re.match(r"\s*\d*\s*\|", x))
+    return any(phrase.lower() in line.lower() for line in lines)
 
 
 def first_error(text: str) -> str:
@@ -235,7 +244,7 @@ def _ui(plan: Plan, where: Places, log: str) -> str:
     if not generated.is_file():
         return "none: the server was not built"
     if re.search(r"asset_0\b", generated.read_text(encoding="utf-8", errors="replace")[:20000]):
-        return "made with npm" if plan.request.ui == "build" else "prebuilt assets"
+        return "made with npm" if plan.request.ui == "build" else _prebuilt(log, plan.build)
     if plan.request.ui == "build":
         said = [x for x in log.splitlines() if "UI:" in x]
         raise BuildError(
@@ -244,6 +253,14 @@ def _ui(plan: Plan, where: Places, log: str) -> str:
             do=f"see {where.log}; npm and a registry are needed, or use --ui none",
         )
     return "none: left out (--ui none)" if plan.request.ui == "none" else "none: no network for the prebuilt assets"
+
+
+def _prebuilt(log: str, build: int) -> str:
+    """Which assets came: upstream's script falls back to the newest when this build number has none."""
+    tried = re.findall(r"UI: downloading from (\S+?):", log)
+    if tried and tried[-1] != f"b{build}":
+        return f"prebuilt assets of another build ({tried[-1]}): upstream has none of b{build}"
+    return f"prebuilt assets of b{build}"
 
 
 def _info(plan: Plan, answers: check.Answers, where: Places, seconds: float, ui: str) -> dict[str, object]:
@@ -261,4 +278,5 @@ def _info(plan: Plan, answers: check.Answers, where: Places, seconds: float, ui:
         "backend_results": answers.backends,
         "notes": [*plan.notes, *answers.notes],
         "log": str(where.log),
+        "work": where.root.name,
     }

@@ -20,6 +20,23 @@ BACKEND_OPTION = {
 SANITIZERS = {"asan": ("ADDRESS", "UNDEFINED"), "tsan": ("THREAD",)}
 TEST_PROFILES = ("test", "asan", "tsan")
 KEY_LENGTH = 12
+NOT_IN_KEY = ("COMPILER_LAUNCHER", "LLAMA_USE_PREBUILT_UI")
+# What CMake and the compilers read by themselves, so that it decides the result too.
+COMPILER_ENVIRONMENT = (
+    "CFLAGS",
+    "CXXFLAGS",
+    "CPPFLAGS",
+    "CUDAFLAGS",
+    "HIPFLAGS",
+    "LDFLAGS",
+    "CMAKE_TOOLCHAIN_FILE",
+    "CMAKE_BUILD_TYPE",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "CMAKE_PREFIX_PATH",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,8 @@ class Tools:
     cxx: str
     compiler: str
     ccache: str = ""
-    launcher: str = ""
+    launcher: str = ""  # for C++
+    launcher_c: str = ""
     nvcc: str = ""
     nvcc_version: str = ""
     cuda_root: str = ""
@@ -103,7 +121,8 @@ def make_plan(request: Request, tools: Tools, *, build: int, tree: str, has_opti
         "cpu": tools.cpu if request.native else "",
         "nvcc": tools.nvcc_version,
         "ui": request.ui,
-        "args": [a for a in args if "COMPILER_LAUNCHER" not in a],
+        "args": [a for a in args if not any(word in a for word in NOT_IN_KEY)],
+        "environment": {name: os.environ[name] for name in COMPILER_ENVIRONMENT if os.environ.get(name)},
     }
     return Plan(request, tools, build, tree, tuple(args), tuple(notes), inputs)
 
@@ -119,7 +138,7 @@ def cmake_args(
         "CMAKE_CXX_COMPILER": tools.cxx,
         "CMAKE_BUILD_WITH_INSTALL_RPATH": True,
         "CMAKE_INSTALL_RPATH": _rpath(tools),
-        "CMAKE_C_COMPILER_LAUNCHER": tools.launcher,
+        "CMAKE_C_COMPILER_LAUNCHER": tools.launcher_c,
         "CMAKE_CXX_COMPILER_LAUNCHER": tools.launcher,
         "BUILD_SHARED_LIBS": True,
         "LLAMA_BUILD_NUMBER": build,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import shutil
 import time
 
 from llamafork import console, proc
@@ -31,7 +33,7 @@ def build(ns: argparse.Namespace, paths: Paths) -> int:
         return _dry_run(plan)
     for note in plan.notes:
         console.warn(note)
-    made, fresh = make.make(plan, repo, paths)
+    made, fresh = make.make(plan, repo, paths, again=ns.rebuild)
     if made.kind == "fork" or store.current(paths) is None:
         store.use(paths, made)
     _report(made, fresh)
@@ -49,7 +51,11 @@ def _request(ns: argparse.Namespace) -> Request:
     arch = cuda.architectures(ns.cuda_arch or os.environ.get("CUDAARCHS", "")) if "cuda" in backends else ""
     if ns.cuda_arch and "cuda" not in backends:
         raise UsageError("--cuda-arch is given but the cuda backend is not", do="add --backend cuda")
-    words = (*os.environ.get("CMAKE_ARGS", "").split(), *ns.cmake_arg)
+    if ns.offline and ns.ui == "build":
+        raise UsageError(
+            "--ui build needs the network", why="npm fetches what it builds with", do="leave out --offline"
+        )
+    words = (*_cmake_args(), *ns.cmake_arg)
     return Request(
         kind,
         backends,
@@ -63,6 +69,13 @@ def _request(ns: argparse.Namespace) -> Request:
         not ns.no_ccache,
         ns.offline,
     )
+
+
+def _cmake_args() -> list[str]:
+    try:
+        return shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    except ValueError as error:
+        raise UsageError("CMAKE_ARGS cannot be read", why=str(error), do="check its quotes") from error
 
 
 def _default_backends() -> list[str]:
@@ -107,7 +120,8 @@ def find_tools(request: Request, paths: Paths) -> Tools:
     name, program = toolchain.generator()
     cc, cxx, identity = toolchain.compilers()
     cache = toolchain.ccache() if request.cache else None
-    named = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "") if request.cache else ""
+    ours = cache.path if cache else ""
+    named = {k: os.environ.get(f"CMAKE_{k}_COMPILER_LAUNCHER", "") if request.cache else "" for k in ("C", "CXX")}
     tools = Tools(
         cmake.path,
         cmake.version,
@@ -116,8 +130,9 @@ def find_tools(request: Request, paths: Paths) -> Tools:
         cc,
         cxx,
         identity,
-        ccache=cache.path if cache else "",
-        launcher=named or (cache.path if cache else ""),
+        ccache=ours,
+        launcher=named["CXX"] or ours,
+        launcher_c=named["C"] or ours,
         openssl=toolchain.openssl(cc),
         cpu=toolchain.native_cpu(cxx) if request.native else "",
     )
@@ -141,8 +156,10 @@ def _report(made: Build, fresh: bool) -> None:
     for backend, said in info.get("backend_results", {}).items():
         console.say(f"  {backend}: {said}")
     ui = str(info.get("ui_result", ""))
+    if ui.startswith("prebuilt assets of another"):
+        console.warn(f"web UI: {ui}")
     if ui.startswith("none") and "not built" not in ui:
-        hint = "" if "--ui none" in ui else "; llamafork build --ui build makes it with npm"
+        hint = "" if "--ui none" in ui else "; --rebuild tries the network again, --ui build makes it with npm"
         console.say(f"  web UI: {ui}{hint}")
     for note in info.get("notes", []):
         if fresh:
@@ -188,6 +205,19 @@ def builds_prune(ns: argparse.Namespace, paths: Paths) -> int:
     for one in doomed:
         freed += 0 if ns.dry_run else store.remove(one)
         console.result(f"{'would remove' if ns.dry_run else 'removed'} {one.key}")
+    freed += _prune_work({str(b.info.get("work")) for b in builds if b.key in kept}, paths, dry_run=ns.dry_run)
     console.result(f"{len(doomed)} builds, {freed / 1e6:.0f} MB freed")
     console.emit("builds", {"removed": [b.key for b in doomed], "freed": freed, "dry_run": ns.dry_run})
     return Exit.OK
+
+
+def _prune_work(used: set[str], paths: Paths, *, dry_run: bool) -> int:
+    """Remove build folders of configurations that no kept build has; returns the bytes freed."""
+    freed = 0
+    for folder in sorted((paths.cache / "work").glob("*/")):
+        if folder.name not in used:
+            console.result(f"{'would remove' if dry_run else 'removed'} build folder {folder.name}")
+            if not dry_run:
+                freed += sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink())
+                shutil.rmtree(folder)
+    return freed

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from llamafork import console, proc
+from llamafork import console, guard, proc
 from llamafork.errors import EnvironmentFault, LlamaforkError
 from llamafork.paths import show
-from llamafork.run import guard
 from llamafork.run.args import normal
 from llamafork.run.output import Output, open_log
 
@@ -118,7 +117,7 @@ def running(args: Sequence[str], *, logs: Path, grace: float, env: Mapping[str, 
     ``grace``: seconds between the first signal and KILL. Raises :class:`EnvironmentFault` if it cannot be started.
     """
     early: list[int] = []
-    with _handlers(early.append), _guardian() as name_group:
+    with _handlers(early.append), proc.guardian() as name_group:
         sink, log = open_log(logs, f"$ {proc.command_line([normal(word) for word in args])}")
         output = Output(sink)
         child = _spawn(args, env)
@@ -165,42 +164,6 @@ def _die_with_parent() -> Callable[[], None]:
             os._exit(128 + signal.SIGKILL)
 
     return before_exec
-
-
-@contextmanager
-def _guardian() -> Iterator[Callable[[int], None]]:
-    """A small process that ends the group named to it if we are killed without a chance to do so."""
-    if not POSIX:
-        yield lambda _: None
-        return
-    command = [sys.executable, "-I", "-S", str(Path(guard.__file__))]
-    watcher = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-    )
-    try:
-        yield lambda group: _write(watcher, f"{group}\n")
-    finally:
-        _write(watcher, "done\n")
-        try:
-            assert watcher.stdin is not None
-            watcher.stdin.close()
-        except OSError:
-            pass
-        watcher.wait()
-
-
-def _write(watcher: subprocess.Popen[str], text: str) -> None:
-    assert watcher.stdin is not None
-    try:
-        watcher.stdin.write(text)
-        watcher.stdin.flush()
-    except OSError:
-        pass
 
 
 @contextmanager

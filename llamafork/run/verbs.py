@@ -60,6 +60,7 @@ def serve(argv: list[str], paths: Paths) -> int:
     added = tuple(args.defaults(plan.settings, vocabulary.of(program)))
     ours = {flag.lstrip("-"): Known(value, "default") for flag, value, _ in added}
     plan = _with_port(replace(plan, added=added, settings={**plan.settings, **ours}))
+    health.endpoint(plan.settings)  # a port that is none is refused also by a dry run
     _say(plan)
     if own.dry_run:
         return _show(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -92,7 +93,9 @@ def help_flags(program: Path) -> frozenset[str]:
 
 
 def _ask(program: Path) -> Vocabulary:
-    answer = proc.run([program, "--help"], timeout=HELP_SECONDS)
+    # a bad LLAMA_ARG_ variable would keep the program from answering, and look like a broken build
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
+    answer = proc.run([program, "--help"], timeout=HELP_SECONDS, env=env)
     vocabulary = parse(answer.out or answer.err)
     if len(vocabulary.arity) < 2:
         last = (answer.err or answer.out).strip().splitlines()[-1:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from dataclasses import dataclass, replace
 
 from llamafork import console
@@ -65,7 +67,7 @@ def edit(paths: Paths, name: str, *, new: bool = False, force: bool = False, off
             raise _edit_open(tree)
         worktree.bring(tree, made)
         worktree.guard(tree, force=force)
-        opened = Edit(name, made.before(name))
+        opened = Edit(name, made.before(name), new)
         worktree.move_to(tree, next(a.commit for a in made.applied if a.change.name == name), opened)
         return opened
 
@@ -93,9 +95,24 @@ def abort(paths: Paths) -> str:
         if state.edit is None:
             raise PatchError("no edit is open", do="llamafork patch edit NAME")
         worktree.guard(tree, force=True)
+        if state.edit.new:
+            _forget(paths, state.edit.name, tree)
         tree.save(replace(state, edit=None))
         tree.repo.run("read-tree", "--reset", "-u", "HEAD")
         return state.edit.name
+
+
+def _forget(paths: Paths, name: str, tree: WorkTree) -> None:
+    """Take a change that was only begun out of the series; its folder is moved beside the rescued edits."""
+    order = paths.patches / "series"
+    kept = [
+        x for x in order.read_text(encoding="utf-8").splitlines(keepends=True) if x.partition("#")[0].strip() != name
+    ]
+    write_atomic(order, "".join(kept))
+    if (paths.patches / name).is_dir():
+        aside = tree.path / ".git" / "llamafork-rescue" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(paths.patches / name, aside)
 
 
 def refresh(paths: Paths, *, offline: bool = False) -> Outcome:

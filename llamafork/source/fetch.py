@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -138,8 +138,10 @@ def _import(repo: Git, pin: Pin, entries: Iterator[read.Entry], label: str) -> F
         if worker.wait() != 0:
             raise OSError(errors.strip())
     except OSError as error:
+        # a worker that died first leaves us a broken pipe: its own words are the cause
+        said = worker.stderr.read().decode("utf-8", "replace") if isinstance(error, BrokenPipeError) else ""
         worker.kill()
-        text = str(error) if str(error) else worker.stderr.read().decode("utf-8", "replace")
+        text = said or str(error)
         if "No space left" in text or getattr(error, "errno", None) == 28:
             raise disk_full(repo.git_dir, error) from error
         raise SourceError("cannot store the upstream tree", why=text[-300:]) from error
@@ -287,7 +289,9 @@ def local(paths: Paths, pin: Pin, where: Path) -> Fetched:
     kind = "folder" if where.is_dir() else "archive"
     if not where.exists():
         raise SourceError(f"no such file or folder: {where}", do="name an archive or a folder")
-    return fetch(paths, replace(pin, sources=(Source(kind, path=str(where)),)))
+    paths.cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(paths.cache / "upstream.lock"):  # read and compared also when the tree is there already
+        return _take(paths, pin, Source(kind, path=str(where)))
 
 
 def clean(paths: Paths) -> list[Path]:

@@ -43,6 +43,8 @@ CONFIG = (
     "advice.detachedHead=false",
     "core.fsmonitor=false",
     "core.abbrev=40",
+    f"core.excludesFile={os.devnull}",
+    f"core.attributesFile={os.devnull}",
 )
 # Highest precedence of all attribute files: the tree's own .gitattributes cannot bring conversion back.
 ATTRIBUTES = "* -text -eol -ident -filter -working-tree-encoding !diff\n"

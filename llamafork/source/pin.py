@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from llamafork.console import hide_userinfo
 from llamafork.errors import SourceError
 
 REQUIRED = ("CMakeLists.txt", "ggml/CMakeLists.txt", "src/CMakeLists.txt", "common/CMakeLists.txt")
@@ -23,7 +24,7 @@ class Source:
     path: str = ""  # archive and folder
 
     def __str__(self) -> str:
-        named = {"sdist": f"{self.name} {self.version}", "git": f"{self.url} {self.ref}"}
+        named = {"sdist": f"{self.name} {self.version}", "git": f"{hide_userinfo(self.url)} {self.ref}"}
         return f"{self.kind} {named.get(self.kind, self.path)}"
 
 

@@ -156,7 +156,7 @@ def upstream_pin(paths: Paths, where: str, number: int | None) -> Pin:
 
 
 def _sdist(ours: Pin, word: str) -> tuple[Source, int | None]:
-    build = _number(word)
+    build = int(word.removeprefix("b")) if word.removeprefix("b").isdigit() else _number(word)
     for known, source in ours.known:
         if known == build:
             return source, known
@@ -164,8 +164,9 @@ def _sdist(ours: Pin, word: str) -> tuple[Source, int | None]:
 
 
 def _number(name: str) -> int | None:
-    found = re.search(r"(?:^|[^0-9a-f])b?(\d{4,6})(?:\.\d+\.\d+)?(?:$|[^0-9])", " " + name)
-    return int(found[1]) if found else None
+    """The build number in a name: only as bN or N.0.0, since other numbers may be a year or a version."""
+    found = re.search(r"(?<![0-9A-Za-z])(?:b(\d{4,6})(?![0-9A-Za-z.])|(\d{4,6})\.0\.0(?![0-9.]))", name)
+    return int(found[1] or found[2]) if found else None
 
 
 def on_upstream(paths: Paths, where: str, number: int | None, *, offline: bool = False) -> Stack:
@@ -173,7 +174,7 @@ def on_upstream(paths: Paths, where: str, number: int | None, *, offline: bool =
     with locked(paths):
         ours = stack(paths, offline=offline)  # its blobs are what the 3-way merge starts from
         chosen = upstream_pin(paths, where, number)
-        if chosen.sources[0].kind != "sdist":
+        if chosen.sources[0].kind != "sdist" and not offline:
             ours.repo.run("update-ref", "-d", chosen.ref)  # a folder or a branch may have moved on
         other = fetch.fetch(paths, chosen, offline=offline)
         applied = replay.replay(ours.repo, other.commit, ours.series.changes, three_way=True)

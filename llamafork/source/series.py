@@ -109,7 +109,11 @@ def read_lock(path: Path) -> dict[str, str]:
     """name → tree hash; the pin's own line has the name ``pin``. Empty without a lock file."""
     if not path.is_file():
         return {}
-    pairs = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PatchError(f"cannot read {path}", why=str(error), do="llamafork patch refresh writes it anew") from error
+    pairs = (line.split() for line in lines if not line.startswith("#"))
     return {words[0]: words[1] for words in pairs if len(words) == 2}
 
 

@@ -105,6 +105,7 @@ def patch_edit(ns: argparse.Namespace, paths: Paths) -> int:
     if ns.abort:
         name = edit.abort(paths)
         console.result(f"closed the edit of {name}; llamafork patch apply brings the whole series back")
+        console.emit("edit", {"closed": name})
         return Exit.OK
     if not ns.name:
         raise UsageError("patch edit needs the name of a change", do="llamafork patch list")
@@ -134,13 +135,13 @@ def patch_export(ns: argparse.Namespace, paths: Paths) -> int:
     made = prepare.stack(paths, offline=ns.offline)
     if ns.check:
         different = export.check(made)
-        console.emit("export", {"different": different})
         if different:
             raise PatchError(
                 f"the series does not round-trip: {', '.join(different)}",
                 do="llamafork patch refresh writes the canonical form",
             )
         console.result(f"{len(made.applied)} changes round-trip byte for byte; tree {made.tree}")
+        console.emit("export", {"different": [], "tree": made.tree})
         return Exit.OK
     if not ns.mbox and not ns.folder:
         raise UsageError("patch export needs a target", do="--check, --mbox DIR or --folder DIR")

@@ -26,6 +26,7 @@ class Edit:
 
     name: str
     parent: str
+    new: bool = False  # started by `edit --new` and never refreshed: aborting takes it out of the series again
 
 
 @dataclass(frozen=True)
