@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,15 @@ def atomic(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder so that an interruption leaves it whole or gone, never in part under its own name."""
+    for left in folder.parent.glob(".gone-*"):
+        shutil.rmtree(left)
+    doomed = folder.with_name(f".gone-{folder.name}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def _sweep(target: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llamafork.errors import BuildError, EnvironmentFault
-from llamafork.paths import Paths, write_atomic
+from llamafork.paths import Paths, remove_tree, write_atomic
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,7 @@ def resolve(paths: Paths, wanted: str | None = None) -> Build:
 
 
 def remove(build: Build) -> int:
-    """Delete a build; returns the bytes freed. Renamed first, so that a half-deleted folder is never a build."""
+    """Delete a build; returns the bytes freed."""
     size = sum(f.stat().st_size for f in build.root.rglob("*") if f.is_file() and not f.is_symlink())
-    for left in build.root.parent.glob(".gone-*"):
-        shutil.rmtree(left)
-    doomed = build.root.with_name(f".gone-{build.root.name}")
-    build.root.rename(doomed)
-    shutil.rmtree(doomed)
+    remove_tree(build.root)
     return size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import time
 
 from llamafork import console, proc
@@ -13,7 +12,7 @@ from llamafork.build import cuda, make, store, toolchain
 from llamafork.build.request import Plan, Request, Tools, make_plan
 from llamafork.build.store import Build
 from llamafork.errors import Exit, PatchError, UsageError
-from llamafork.paths import Paths
+from llamafork.paths import Paths, remove_tree
 from llamafork.source import prepare, worktree
 from llamafork.source.git import Git
 
@@ -219,5 +218,5 @@ def _prune_work(used: set[str], paths: Paths, *, dry_run: bool) -> int:
             console.result(f"{'would remove' if dry_run else 'removed'} build folder {folder.name}")
             if not dry_run:
                 freed += sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink())
-                shutil.rmtree(folder)
+                remove_tree(folder)
     return freed

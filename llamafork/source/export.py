@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from llamafork.errors import PatchError
@@ -46,23 +49,36 @@ def check(made: Stack) -> list[str]:
 
 def folders(made: Stack, target: Path) -> list[Path]:
     """Write the canonical series into an empty *target* folder, in the format of patches/."""
-    _empty(target)
-    for change in canonical(made):
-        series.save(target, change)
-    write_atomic(target / "series", "".join(f"{c.name}\n" for c in made.series.changes))
-    write_atomic(target / "series.lock", series.lock_text(made.base.tree, made.trees))
-    return sorted(p for p in target.iterdir())
+    with _filling(target) as folder:
+        for change in canonical(made):
+            series.save(folder, change)
+        write_atomic(folder / "series", "".join(f"{c.name}\n" for c in made.series.changes))
+        write_atomic(folder / "series.lock", series.lock_text(made.base.tree, made.trees))
+    return sorted(target.iterdir())
 
 
 def mbox(made: Stack, target: Path) -> list[Path]:
     """One mail a change, as `git format-patch` writes them, numbered in order, into an empty *target* folder."""
-    _empty(target)
-    if made.applied:
-        made.repo.run("format-patch", "-q", *MAIL, "-o", str(target.absolute()), f"{made.base.commit}..{made.tip}")
+    with _filling(target) as folder:
+        if made.applied:
+            made.repo.run("format-patch", "-q", *MAIL, "-o", str(folder.absolute()), f"{made.base.commit}..{made.tip}")
     return sorted(target.iterdir())
 
 
-def _empty(target: Path) -> None:
+@contextmanager
+def _filling(target: Path) -> Iterator[Path]:
+    """A folder beside *target* that takes its name when the block ends: an interrupted export leaves nothing there."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PatchError(f"{target} is not an empty folder", do="name a new folder")
-    target.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".part-{target.name}")
+    if part.exists():
+        shutil.rmtree(part)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if target.exists():
+            target.rmdir()
+        part.rename(target)
+    finally:
+        if part.exists():
+            shutil.rmtree(part)

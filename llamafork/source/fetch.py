@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from llamafork import console, proc
 from llamafork.errors import EnvironmentFault, LlamaforkError, SourceError, disk_full
-from llamafork.paths import Paths
+from llamafork.paths import Paths, remove_tree
 from llamafork.source import git, read
 from llamafork.source.git import Git
 from llamafork.source.pin import Pin, Source
@@ -298,5 +298,5 @@ def clean(paths: Paths) -> list[Path]:
     """Remove downloads and the object store; finished builds stay."""
     gone = [p for p in (paths.cache / "downloads", paths.cache / "upstream.git") if p.exists()]
     for path in gone:
-        shutil.rmtree(path)
+        remove_tree(path)
     return gone

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from llamafork import console
 from llamafork.errors import Exit, PatchError, UsageError
-from llamafork.paths import Paths
+from llamafork.paths import Paths, remove_tree
 from llamafork.source import edit, export, fetch, lint, pin, prepare, series, worktree
 
 
@@ -51,7 +50,7 @@ def source_clean(ns: argparse.Namespace, paths: Paths) -> int:
         tree = worktree.look(paths) if ns.work_tree else None
         if tree is not None:
             worktree.guard(tree, force=ns.force)
-            shutil.rmtree(tree.path)
+            remove_tree(tree.path)
             gone.append(tree.path)
     for path in gone:
         console.result(f"removed {path}")

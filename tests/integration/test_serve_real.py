@@ -65,8 +65,20 @@ def test_a_truncated_model_never_reaches_the_program(fork: Build, model: Path, t
 
 
 def test_the_childs_own_code_is_returned(fork: Build, model: Path) -> None:
-    done = llamafork("serve", "-m", str(model), "-c", "512", "--port", str(free_port()), "--ctx-size", "x", check=False)
-    assert done.returncode not in (0, 9)
+    words = ["-m", str(model), "--port", str(free_port()), "--chat-template-file", str(model)]
+    own = subprocess.run([fork.program("llama-server"), *words], capture_output=True, timeout=60).returncode
+    done = llamafork("serve", *words, check=False)
+    assert own != 0
+    assert done.returncode == (own if own > 0 else 128 - own)
+    assert "the whole log" in done.stderr
+
+
+def test_offline_reaches_the_server(fork: Build, model: Path) -> None:
+    assert "--offline" in llamafork("--offline", "serve", "-m", str(model), "--dry-run").stdout
+
+
+def test_a_port_that_is_none_is_refused_by_a_dry_run(fork: Build, model: Path) -> None:
+    assert llamafork("serve", "-m", str(model), "--port", "abc", "--dry-run", check=False).returncode == 2
 
 
 def test_quickstart_ends_with_a_reply(fork: Build) -> None:

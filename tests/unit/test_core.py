@@ -110,12 +110,47 @@ def test_no_escape_codes_when_not_a_terminal(world: World) -> None:
         assert out + err
 
 
-def test_a_folder_without_permission_is_explained(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "/somewhere")
+@pytest.mark.parametrize("home", ["/etc/passwd/x", "/proc/nothing/here"])
+@pytest.mark.parametrize("words", [("source", "fetch"), ("build",), ("patch", "apply")], ids=" ".join)
+def test_an_impossible_home_is_explained(
+    world: World, monkeypatch: pytest.MonkeyPatch, home: str, words: list[str]
+) -> None:
+    world.ok("patch", "refresh")
+    monkeypatch.setenv("LLAMAFORK_HOME", home)
+    code, _, err = world.run(*words)
+    assert code == Exit.ENVIRONMENT
+    assert "LLAMAFORK_HOME" in err
+    code, out, _ = world.run("doctor")
+    assert code == Exit.ENVIRONMENT
+    assert "\tbad\t" in out
 
-    monkeypatch.setattr("llamafork.source.verbs.prepare.locked", refuse)
+
+def test_a_folder_without_permission_is_explained(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write anywhere, so the refusal is the operating system's own for a read-only place."""
+    home = Path("/sys/llamafork")
+    monkeypatch.setenv("LLAMAFORK_HOME", str(home))
     code, _, err = world.run("source", "fetch")
     assert code == Exit.ENVIRONMENT
-    assert "no permission for /somewhere" in err
-    assert "LLAMAFORK_HOME" in err
+    assert "/sys" in err
+
+
+def test_a_checkout_that_is_none_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMAFORK_REPO", "/nonexistent")
+    code, _, err = world.run("patch", "list")
+    assert code == Exit.ENVIRONMENT
+    assert "LLAMAFORK_REPO" in err
+
+
+def test_strange_outputs_end_without_a_traceback(world: World) -> None:
+    run = [sys.executable, "-m", "llamafork"]
+    for command in (f"{' '.join(run)} --json doctor > /dev/full", f"{' '.join(run)} doctor >&-",
+                    f"{' '.join(run)} doctor | head -1", f"{' '.join(run)} --json frob"):  # fmt: skip
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr, (command, done.stderr)
+    assert json.loads(done.stdout)["exit"] == Exit.USAGE
+
+
+def test_a_name_that_is_too_long_is_explained(world: World) -> None:
+    code, _, err = world.run("make-model", f"{'x' * 300}.gguf")
+    assert code == Exit.ENVIRONMENT
+    assert "too long" in err

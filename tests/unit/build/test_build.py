@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_upstream import World
 from hypothesis import given
@@ -417,3 +419,88 @@ def test_a_build_interrupted_anywhere_and_run_again_ends_as_if_run_once(fakes: F
         assert again["key"] == first["key"]
         assert fakes.world.files(Path(again["root"]) / "bin") == want
         assert [p.name for p in sorted((fakes.world.home / "data/builds").iterdir())] == ["current", first["key"]]
+
+
+def test_a_killed_build_leaves_no_compiler_running(tmp_path: Path) -> None:
+    """With real CMake and its real generator: the wrapper alone is killed, its whole group must end."""
+    marker = f"{tmp_path}/only-here"
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(x NONE)\n"
+        f'add_custom_target(all_day ALL COMMAND sh -c "sleep 60; true {marker}" VERBATIM)\n'
+    )
+    subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "b"], check=True, capture_output=True)
+    code = (
+        "import pathlib, sys; from llamafork import proc; "
+        f"proc.stream(['cmake', '--build', '{tmp_path}/b'], log=pathlib.Path('{tmp_path}/log'))"
+    )
+    wrapper = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+
+    def running() -> list[int]:
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if marker in " ".join(process.info["cmdline"] or []) and process.pid != wrapper.pid:
+                found.append(process.pid)
+        return found
+
+    def within(seconds: float, what: Callable[[], object]) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if what():
+                return True
+            time.sleep(0.05)
+        return False
+
+    assert within(10, running)
+    wrapper.kill()
+    wrapper.wait()
+    assert within(5, lambda: not running())
+
+
+def test_offline_and_launchers_keep_the_key_and_compiler_flags_change_it(fakes: Fakes) -> None:
+    def key(*words: str) -> object:
+        return fakes.world.json("build", "--dry-run", *words)["key"]
+
+    plain = key()
+    assert key("--offline") == plain
+    assert key("--no-ccache") == plain
+    for name, value in (("CXXFLAGS", "-O0"), ("LDFLAGS", "-s"), ("CMAKE_TOOLCHAIN_FILE", "/x.cmake")):
+        fakes.set(**{name: value})
+        assert key() != plain, name
+        fakes.env.delenv(name)
+    assert key() == plain
+
+
+def test_cmake_args_are_read_as_a_shell_would(fakes: Fakes) -> None:
+    fakes.set(CMAKE_ARGS="-DCMAKE_CXX_FLAGS='-O2 -g' -DY=1")
+    assert "-DCMAKE_CXX_FLAGS=-O2 -g" in fakes.world.json("build", "--dry-run")["args"]  # type: ignore[operator]
+    fakes.set(CMAKE_ARGS="-DX='open")
+    assert fakes.world.run("build", "--dry-run")[0] == Exit.USAGE
+
+
+@pytest.mark.parametrize("words", [("-j", "0"), ("-j", "-5"), ("--target", ""), ("--backend", "nope")])
+def test_senseless_options_are_usage_errors(fakes: Fakes, words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        fakes.world.run("build", "--dry-run", *words)
+    assert caught.value.code == Exit.USAGE
+
+
+def test_rebuild_makes_it_again(fakes: Fakes) -> None:
+    first = fakes.world.json("build")
+    again = fakes.world.json("build", "--rebuild")
+    assert (again["key"], again["fresh"]) == (first["key"], True)
+
+
+def test_offline_cannot_make_the_ui(fakes: Fakes) -> None:
+    assert fakes.world.run("build", "--offline", "--ui", "build", "--dry-run")[0] == Exit.USAGE
+
+
+def test_assets_of_another_build_are_called_that() -> None:
+    log = "-- UI: downloading from b11434: https://x\n-- UI: downloading from latest: https://x\n"
+    assert make._prebuilt(log, 11434).startswith("prebuilt assets of another build (latest)")
+    assert make._prebuilt(log.splitlines()[0], 11434) == "prebuilt assets of b11434"
+
+
+def test_a_quoted_source_line_is_not_a_full_disk() -> None:
+    text = 'a.cpp:3:1: error: bad\n    3 |   error("No space left on device");\n'
+    assert not make._error_says(text, "No space left on device")
+    assert make._error_says("fatal error: error writing to /x: No space left on device", "No space left on device")

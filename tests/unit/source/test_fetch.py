@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,13 +149,33 @@ def test_offline_works_from_the_cache(world: World) -> None:
 
 
 def test_a_full_disk_is_said_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", "pack")
-
-    monkeypatch.setattr("llamafork.source.fetch.git.mode_of", full)
+    """The program that writes dies first, so that we only see a broken pipe; its own words count."""
+    real = shutil.which("git")
+    shim = world.base / "bin/git"
+    dies = "echo 'fatal: write: No space left on device' >&2; exit 128"
+    world.write(shim, f'#!/bin/sh\ncase "$*" in *fast-import*) {dies};; esac\nexec {real} "$@"\n')
+    shim.chmod(0o755)
+    for n in range(200):
+        world.write(world.upstream / f"src/gen{n}.cpp", "int x;\n" * 2000)
+    monkeypatch.setenv("PATH", f"{shim.parent}:/usr/bin:/bin")
     code, _, err = world.run("source", "fetch")
     assert code == Exit.ENVIRONMENT
     assert "no space left" in err
+
+
+def test_a_named_source_is_read_even_if_the_tree_is_there(world: World) -> None:
+    world.ok("source", "fetch")
+    code, _, err = world.run("source", "fetch", "--from", "/etc/passwd")
+    assert code == Exit.SOURCE
+    assert "/etc/passwd" in err
+
+
+def test_credentials_in_a_url_are_not_shown(world: World) -> None:
+    world.ok("patch", "refresh")
+    code, out, err = world.run("-v", "build", "--upstream", "https://user:s3cret@127.0.0.1:9/x@b11401", "--dry-run")
+    assert code == Exit.SOURCE
+    assert "s3cret" not in out + err
+    assert "127.0.0.1" in err
 
 
 def test_a_damaged_download_is_not_used(world: World) -> None:
@@ -194,6 +215,8 @@ def test_an_unknown_build_number_must_be_given(world: World) -> None:
     """B7: never build 0 or 1."""
     folder = world.base / "some-tree"
     folder.mkdir()
+    for name in ("llama.cpp-2025", "my-2024-fork", "release-1.0.1234"):
+        assert prepare._number(name) is None
     for number in (None, 0, 1):
         with pytest.raises(Exception, match="not known"):
             prepare.upstream_pin(world.paths, str(folder), number)

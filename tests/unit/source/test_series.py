@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -326,3 +331,71 @@ def test_a_change_round_trips_through_git(three: World) -> None:
              for n, c in enumerate(loaded.changes)]  # fmt: skip
     assert [series.files_of(c) for c in again] == [series.files_of(c) for c in loaded.changes]
     assert MESSAGE.format(name="second") == again[1].message
+
+
+def test_a_users_global_ignore_file_hides_nothing(three: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(three.base / "config"))
+    three.write(three.base / "config/git/ignore", "*.foo.cpp\n")
+    three.write(three.base / "config/git/attributes", "* text eol=crlf\n")
+    three.change("seen", {}, {"src/a.foo.cpp": "int a;\n", "src/b.cpp": "int b;\n"})
+    assert set(series.load(three.repo / "patches").find("seen").new) == {"src/a.foo.cpp", "src/b.cpp"}
+
+
+def test_aborting_a_change_just_begun_takes_it_out_again(three: World) -> None:
+    before = three.files(three.repo / "patches")
+    three.ok("patch", "edit", "--new", "thought")
+    assert three.json("patch", "edit", "--abort")["closed"] == "thought"
+    assert three.files(three.repo / "patches") == before
+    three.ok("patch", "apply")
+
+
+def test_a_lock_that_is_not_text_is_an_error(three: World) -> None:
+    (three.repo / "patches/series.lock").write_bytes(b"\xff\xfe")
+    code, _, err = three.run("patch", "list")
+    assert code == Exit.PATCH
+    assert "cannot read" in err
+
+
+def test_a_failed_check_gives_one_json_object(three: World) -> None:
+    hooks = three.repo / "patches/third/hooks.diff"
+    hooks.write_text(hooks.read_text().replace("@@ -3,7 +3,7 @@ int other_1;", "@@ -3,7 +3,7 @@"))
+    code, out, _ = three.run("patch", "export", "--check", "--json")
+    assert code == Exit.PATCH
+    assert "third/hooks.diff" in json.loads(out)["error"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["INT", "KILL"])
+@pytest.mark.parametrize("part", [0.4, 0.8])
+def test_an_interrupted_refresh_of_an_edit_can_be_run_again(three: World, sent: signal.Signals, part: float) -> None:
+    """Both the change's own files and those of the changes behind it are rewritten; nothing may be lost between."""
+
+    def begin() -> None:
+        three.ok("patch", "edit", "first")
+        three.edit("src/main.cpp", "int line_3_first;", "int line_3_better;")
+
+    kept = three.base / "kept"
+    shutil.copytree(three.repo / "patches", kept)
+    begin()
+    command = [sys.executable, "-m", "llamafork", "patch", "refresh"]
+    started = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True)
+    full = time.monotonic() - started
+    want = three.files(three.repo / "patches")
+    shutil.rmtree(three.repo / "patches")
+    shutil.copytree(kept, three.repo / "patches")
+    three.ok("patch", "apply")
+    begin()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    time.sleep(full * part)
+    os.killpg(child.pid, sent)
+    child.wait()
+    three.ok("patch", "refresh")
+    assert three.files(three.repo / "patches") == want
+    three.ok("patch", "export", "--check")
+
+
+def test_an_export_that_was_interrupted_can_be_run_again(three: World) -> None:
+    three.write(three.base / ".part-out/left", "of a killed run")
+    three.ok("patch", "export", "--folder", str(three.base / "out"))
+    assert three.files(three.base / "out") == three.files(three.repo / "patches")
+    assert not (three.base / ".part-out").exists()
