@@ -84,7 +84,7 @@ def stream(
     words = [str(a) for a in args]
     detail(f"$ {command_line(words)}")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8", errors="replace") as sink, guardian() as name_group:
+    with log.open("a", buffering=1, encoding="utf-8", errors="replace") as sink, guardian() as name_group:
         sink.write(f"$ {command_line(words)}\n")
         sink.flush()
         try:
