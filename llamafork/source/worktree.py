@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -196,6 +197,7 @@ def bring(tree: WorkTree, made: Stack) -> None:
     if tree.repo.resolve(f"{made.tip}^{{commit}}") is None or tree.repo.resolve(made.base.pin.ref) != made.base.commit:
         tip = "refs/llamafork/bringing"
         made.repo.run("update-ref", tip, made.tip)
+        _share_packs(made.repo, tree.repo)
         tree.repo.run(
             "fetch",
             "-q",
@@ -206,6 +208,21 @@ def bring(tree: WorkTree, made: Stack) -> None:
             f"{tip}:refs/llamafork/series",
             f"{made.base.pin.ref}:{made.base.pin.ref}",
         )
+
+
+def _share_packs(source: Git, target: Git) -> None:
+    """Hard links (or copies) of the big packs, so that the fetch after it finds nearly everything there."""
+    folder = target.git_dir / "objects" / "pack"
+    folder.mkdir(parents=True, exist_ok=True)
+    # an index makes its pack visible, so it comes last
+    for file in sorted((source.git_dir / "objects" / "pack").glob("pack-*"), key=lambda f: f.suffix == ".idx"):
+        if (folder / file.name).exists():
+            continue
+        try:
+            os.link(file, folder / file.name)
+        except OSError:
+            shutil.copyfile(file, folder / f"tmp_{file.name}")
+            (folder / f"tmp_{file.name}").replace(folder / file.name)
 
 
 def move_to(tree: WorkTree, commit: str, edit: Edit | None = None) -> bool:
