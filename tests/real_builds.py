@@ -26,7 +26,7 @@ PROMPT = "The expert cache keeps"
 
 
 def llamafork(*words: str, env: dict[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "llamafork", *words], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "llamafork", *words], capture_output=True, text=True, errors="replace",
                           env=os.environ | (env or {}), stdin=subprocess.DEVNULL)  # fmt: skip
     if check:
         assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

@@ -34,6 +34,8 @@ class Fetched:
 
 
 def store(paths: Paths) -> Git:
+    """The object store. Call it under a lock: what a killed git left locked is freed."""
+    git.sweep_locks(paths.cache / "upstream.git")
     return git.init(paths.cache / "upstream.git")
 
 

@@ -158,6 +158,13 @@ def init(git_dir: Path, work_tree: Path | None = None) -> Git:
     return Git(git_dir, work_tree)
 
 
+def sweep_locks(git_dir: Path, *, index: bool = True) -> None:
+    """Remove lock files that a killed git left. Only for a repository whose writers our own lock keeps apart."""
+    names = ["HEAD.lock", "packed-refs.lock", "config.lock", "shallow.lock", *(["index.lock"] if index else [])]
+    for file in [*(git_dir / name for name in names), *(git_dir / "refs").rglob("*.lock")]:
+        file.unlink(missing_ok=True)
+
+
 def check_version() -> tuple[int, int]:
     done = proc.run(["git", "--version"])
     found = re.search(r"(\d+)\.(\d+)", done.out)

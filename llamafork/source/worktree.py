@@ -110,6 +110,9 @@ def open_tree(paths: Paths) -> WorkTree:
     if not (tree.path / ".git" / "HEAD").is_file() or not (tree.path / ".git" / "info" / "attributes").is_file():
         git.init(tree.path / ".git", tree.path)
         tree.repo.run("symbolic-ref", "HEAD", BRANCH)
+    for ours in ("refs/llamafork", "refs/pins"):
+        for left in (tree.path / ".git" / ours).rglob("*.lock"):
+            left.unlink(missing_ok=True)
     _recover(tree)
     return tree
 
@@ -119,7 +122,7 @@ def _recover(tree: WorkTree) -> None:
     if not state.checkout:
         return
     console.warn(f"an earlier run was interrupted while writing {tree.path.name}; finishing it")
-    (tree.path / ".git" / "index.lock").unlink(missing_ok=True)
+    git.sweep_locks(tree.path / ".git")
     if tree.repo.resolve(state.checkout) is None:
         tree.save(replace(state, checkout=""))
         return

@@ -64,8 +64,9 @@ def test_a_truncated_model_never_reaches_the_program(fork: Build, model: Path, t
     assert "download" in done.stderr
 
 
-def test_the_childs_own_code_is_returned(fork: Build, model: Path) -> None:
-    words = ["-m", str(model), "--port", str(free_port()), "--chat-template-file", str(model)]
+def test_the_childs_own_code_is_returned(fork: Build, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    words = ["-m", str(model), "--port", str(free_port()), "--chat-template-file", str(tmp_path / "broken.jinja")]
     own = subprocess.run([fork.program("llama-server"), *words], capture_output=True, timeout=60).returncode
     done = llamafork("serve", *words, check=False)
     assert own != 0
