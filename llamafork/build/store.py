@@ -89,7 +89,7 @@ def resolve(paths: Paths, wanted: str | None = None) -> Build:
         raise EnvironmentFault(
             "there is no build yet",
             why=f"nothing in {folder(paths)}",
-            do="llamafork build   (about 7 minutes on two cores the first time)",
+            do="llamafork build   (about 12 minutes on two cores the first time)",
         )
     same_kind = [b for b in builds if b.kind == wanted]
     if same_kind:

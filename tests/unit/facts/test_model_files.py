@@ -54,7 +54,9 @@ def test_the_cache_of_llama_cpp(platform: str, env: dict[str, str], folder: str)
     assert cache_folder(env, platform) == Path(folder)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="cache folder of Linux")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the cache folder is another one elsewhere; run on Linux to un-skip"
+)
 def test_models_are_found_once_with_their_parts_and_without_projectors(tmp_path: Path) -> None:
     here, home = tmp_path / "here", tmp_path / "home"
     hub = home / ".cache/huggingface/hub/models--u--m"

@@ -12,7 +12,9 @@ import time
 import pytest
 from run_world import World, Wrapper, gone, no_zombies, wait_for
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs the parent-death signal of Linux; run there to un-skip"
+)
 
 
 def ready(world: World, *words: str, mood: str = "") -> Wrapper:
