@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import requests
-
 from llamafork import cli, console, paths, proc
 from llamafork.errors import Exit, LlamaforkError, UnhealthyError
+from llamafork.run import client
 
 QUESTION = "What is a mixture of experts?"
 MODEL = "quickstart"
@@ -44,10 +40,6 @@ def main() -> int:
     except LlamaforkError as error:
         console.failure(error)
         return int(error.code)
-    except requests.RequestException as error:
-        failed = UnhealthyError("the server did not answer the request", why=str(error), do="run it again")
-        console.failure(failed)
-        return int(failed.code)
     console.say(f"done in {time.monotonic() - started:.0f} s. What next:", style="bold")
     for line in (
         ".venv/bin/llamafork serve -m your-model.gguf     serve a model of your own",
@@ -60,62 +52,23 @@ def main() -> int:
 
 
 def _chat(model: Path) -> None:
-    port = _free_port()
-    command = [sys.executable, "-m", "llamafork", "serve", "-m", str(model), "--port", str(port), "-c", "2048"]
-    console.say(f"  $ {proc.command_line(['llamafork', *command[3:]])}")
+    serve = ["serve", "-m", str(model), "-c", "2048"]
+    console.say(f"  $ {proc.command_line(['llamafork', *serve])}")
     log = paths.find().state / "logs" / "quickstart-serve.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as sink:
-        server = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        try:
-            _wait(server, port, log)
-            _ask(port)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            code = server.wait()  # serve itself kills a server that does not stop in time
-    console.say(f"  server stopped (exit {code})")
+    with client.running([sys.executable, "-m", "llamafork", *serve], log, timeout=120) as server:
+        _ask(server)
+    console.say(f"  server stopped (exit {server.process.returncode})")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _session() -> requests.Session:
-    session = requests.Session()
-    session.trust_env = False  # a proxy has no business between us and this machine
-    return session
-
-
-def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        try:
-            if _session().get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200:
-                return
-        except requests.RequestException:
-            pass
-        time.sleep(0.1)
-    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-    raise UnhealthyError("the server did not become ready", why=" | ".join(last), do=f"see {log}")
-
-
-def _ask(port: int) -> None:
+def _ask(server: client.Client) -> None:
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 48, "temperature": 0, "seed": 1}
-    session = _session()
-    answer = session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=120)
-    if answer.status_code != 200:
-        raise UnhealthyError(f"the chat request failed with {answer.status_code}", why=answer.text[:300])
-    data = answer.json()
+    data = server.post("/v1/chat/completions", body, timeout=120)
     message = data["choices"][0]["message"]
     text = message.get("content") or message.get("reasoning_content") or ""
     if not text:
         raise UnhealthyError("the reply is empty", why=json.dumps(data)[:300])
     speed = data.get("timings", {})
-    props = session.get(f"http://127.0.0.1:{port}/props", timeout=10).json()
+    props = server.get("/props")
     console.say(f"  you:   {QUESTION}")
     console.say(f"  model: {text.strip()!r}")
     console.say(

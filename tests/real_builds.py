@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
 from llamafork import paths
 from llamafork.build import store
 from llamafork.build.store import Build
+from llamafork.run import client
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "The expert cache keeps"
@@ -41,22 +39,10 @@ def find(*options: str) -> Build:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def session() -> requests.Session:
-    made = requests.Session()
-    made.trust_env = False
-    return made
-
-
 @contextlib.contextmanager
 def serving(*words: str, env: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`llamafork serve` as a process of its own, ready; yields its URL and the process."""
-    port = free_port()
+    port = client.free_port()
     command = [sys.executable, "-m", "llamafork", "serve", *words, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                               env=os.environ | (env or {}), stdin=subprocess.DEVNULL)  # fmt: skip
@@ -99,9 +85,7 @@ class Completion:
 
 def complete(build: Build, model: Path, *words: str, env: dict[str, str] | None = None) -> Completion:
     """A greedy completion of 32 tokens by the build's own llama-server, started and stopped for it."""
-    port = free_port()
-    command = [str(build.program("llama-server")), "-m", str(model), "-c", "512", "-t", "2", "-np", "1", "--no-warmup",
-               "--host", "127.0.0.1", "--port", str(port), *words]  # fmt: skip
+    command = [build.program("llama-server"), "-m", model, "-c", "512", "-t", "2", "-np", "1", "--no-warmup", *words]
     body = {
         "prompt": PROMPT,
         "n_predict": 32,
@@ -110,28 +94,11 @@ def complete(build: Build, model: Path, *words: str, env: dict[str, str] | None 
         "return_tokens": True,
         "ignore_eos": True,
     }
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | (env or {}))
-        try:
-            _healthy(server, port)
-            got = session().post(f"http://127.0.0.1:{port}/completion", json=body, timeout=120)
-            got.raise_for_status()
-        finally:
-            server.terminate()
-            server.wait(timeout=60)
-            log.seek(0)
-            said = log.read()
-    data = got.json()
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "log"
+        with client.running(command, log, env=os.environ | (env or {}), timeout=30) as server:
+            data = server.post("/completion", body)
+        said = log.read_text(errors="replace")
     assert data["tokens_predicted"] == 32, said[-3000:]
     kept = {key: data[key] for key in ("content", "tokens", "completion_probabilities")}
     return Completion(json.dumps(kept, sort_keys=True), said)
-
-
-def _healthy(server: subprocess.Popen[str], port: int) -> None:
-    for _ in range(600):
-        assert server.poll() is None, "the server died"
-        with contextlib.suppress(requests.RequestException):
-            if session().get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200:
-                return
-        time.sleep(0.05)
-    raise AssertionError("not ready within 30 s")

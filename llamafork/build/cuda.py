@@ -6,13 +6,12 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llamafork import console, proc
+from llamafork import console, pip, proc
 from llamafork.build import toolchain
 from llamafork.build.request import Tools
 from llamafork.errors import EnvironmentFault, LlamaforkError, UsageError
@@ -157,22 +156,7 @@ def _compose(target: Path, root: Path | None, version: str, parts: list[str]) ->
 
 def _wheels(scratch: Path, version: str, parts: list[str]) -> list[Path]:
     wanted = [f"{part}=={version}.*" for part in parts]
-    done = proc.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "-d",
-            scratch / "wheels",
-            "--disable-pip-version-check",
-            "--no-input",
-            *wanted,
-        ]
-    )
+    done = pip.download(scratch / "wheels", "--only-binary", ":all:", *wanted)
     if not done.ok:
         last = next((x for x in reversed(done.err.splitlines()) if "ERROR" in x), done.err[-200:])
         raise EnvironmentFault(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from llamafork import console, proc
+from llamafork import console, pip
 from llamafork.errors import EnvironmentFault, LlamaforkError, SourceError, disk_full
 from llamafork.paths import Paths, remove_tree
 from llamafork.source import git, read
@@ -181,25 +181,7 @@ def download(paths: Paths, source: Source) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as temporary:
         requirement = Path(temporary) / "requirement.txt"
         requirement.write_text(f"{source.name}=={source.version} --hash=sha256:{source.sha256}\n")
-        done = proc.run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "--no-binary",
-                source.name,
-                "--require-hashes",
-                "--disable-pip-version-check",
-                "--no-input",
-                *_resume(),
-                "-d",
-                temporary,
-                "-r",
-                requirement,
-            ]
-        )
+        done = pip.download(Path(temporary), "--no-binary", source.name, "--require-hashes", "-r", requirement)
         if not done.ok:
             raise explain_pip(done.out + done.err, source)
         files = list(Path(temporary).glob("*.tar.gz"))
@@ -209,11 +191,6 @@ def download(paths: Paths, source: Source) -> Path:
         target = folder / files[0].name
         files[0].replace(target)
     return target
-
-
-def _resume() -> list[str]:
-    done = proc.run([sys.executable, "-m", "pip", "download", "--help"])
-    return ["--resume-retries", "5"] if "--resume-retries" in done.out else []
 
 
 def _downloaded(paths: Paths, source: Source) -> Path | None:

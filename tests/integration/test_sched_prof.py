@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from real_builds import complete, free_port, serving, session
+from real_builds import complete, serving, session
 
 from llamafork.build.store import Build
+from llamafork.run import client
 
 
 @contextlib.contextmanager
 def rpc(build: Build) -> Iterator[str]:
     """An RPC server on this machine: a second device, so that there are splits and copies."""
-    port = free_port()
+    port = client.free_port()
     server = subprocess.Popen([build.program("ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port)],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:

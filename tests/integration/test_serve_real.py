@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import psutil
-from real_builds import ROOT, free_port, llamafork, serving, session, wait_gone
+from real_builds import ROOT, llamafork, serving, session, wait_gone
 
 from llamafork.build.store import Build
+from llamafork.run import client
 
 
 def children(pid: int) -> list[int]:
@@ -66,7 +67,14 @@ def test_a_truncated_model_never_reaches_the_program(fork: Build, model: Path, t
 
 def test_the_childs_own_code_is_returned(fork: Build, model: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.jinja").write_text("{% if %}")
-    words = ["-m", str(model), "--port", str(free_port()), "--chat-template-file", str(tmp_path / "broken.jinja")]
+    words = [
+        "-m",
+        str(model),
+        "--port",
+        str(client.free_port()),
+        "--chat-template-file",
+        str(tmp_path / "broken.jinja"),
+    ]
     own = subprocess.run([fork.program("llama-server"), *words], capture_output=True, timeout=60).returncode
     done = llamafork("serve", *words, check=False)
     assert own != 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from llamafork.paths import Paths
+from llamafork.run import client
 
 FAKE = Path(__file__).with_name("fake_server.py")
 # The real main, without the argument lists of verbs that these tests do not use.
@@ -76,12 +77,17 @@ class Wrapper:
         return value
 
     def until(self, text: str) -> str:
-        """Read stderr up to a line with *text*."""
+        """Read stderr up to a line with *text*, for 30 s at most."""
         assert self.process.stderr is not None
-        for raw in self.process.stderr:
-            self.lines.append(raw.decode("utf-8", "replace"))
-            if text in self.lines[-1]:
-                return self.lines[-1]
+        limit = threading.Timer(30, self.process.kill)
+        limit.start()
+        try:
+            for raw in self.process.stderr:
+                self.lines.append(raw.decode("utf-8", "replace"))
+                if text in self.lines[-1]:
+                    return self.lines[-1]
+        finally:
+            limit.cancel()
         raise AssertionError(f"{text!r} never came:\n{''.join(self.lines)}")
 
     def end(self, seconds: float = 10.0) -> tuple[int, str, str]:
@@ -103,7 +109,7 @@ class World:
         self.model = root / "tiny.gguf"
         self.model.write_bytes(tiny_gguf())
         self.record = root / "record.json"
-        self.port = free_port()
+        self.port = client.free_port()
         self.started: list[subprocess.Popen[bytes]] = []
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(CLEAN)} | {
             "HOME": str(root / "home"),
@@ -158,11 +164,6 @@ class World:
             for name in ("grandchild", "detached", "pid"):
                 if name in facts and not gone(facts[name]):
                     os.kill(facts[name], signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def split_parts(folder: Path, count: int = 2) -> list[Path]:
