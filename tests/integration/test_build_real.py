@@ -11,10 +11,11 @@ import venv
 from pathlib import Path
 
 import pytest
-from real_builds import ROOT, complete, find, llamafork, serving, session
+from real_builds import ROOT, complete, find, llamafork, serving
 
 from llamafork.build import check
 from llamafork.build.store import Build
+from llamafork.run import client
 from llamafork.source import pin, series
 
 
@@ -99,7 +100,7 @@ def test_a_wheel_does_what_a_checkout_does(fork: Build, model: Path, tmp_path: P
     made = json.loads(done.stdout)
     assert made["tree"] == fork.info["tree"]
     with serving("-m", str(model), env={**env, "LLAMAFORK_PROGRAM_DIR": str(Path(made["root"]) / "bin")}) as (url, _):
-        assert session().get(f"{url}/props", timeout=10).json()["llamafork"]["series"] == fork.info["tree"]
+        assert client.session().get(f"{url}/props", timeout=10).json()["llamafork"]["series"] == fork.info["tree"]
     shown = subprocess.run([python, "-m", "llamafork", "serve", "-m", str(model), "--dry-run"], capture_output=True,
                            text=True, env=env, cwd=tmp_path)  # fmt: skip
     assert made["key"] in shown.stdout

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from real_builds import serving, session
+from real_builds import serving
 
 from llamafork.build.store import Build
+from llamafork.run import client
 
 
 def version(build: Build, program: str) -> str:
@@ -31,7 +32,7 @@ def test_the_twin_does_not_claim_to_be_the_fork(stock: Build) -> None:
 
 def test_props_names_both(fork: Build, model: Path) -> None:
     with serving("-m", str(model), "-c", "512") as (url, _):
-        props = session().get(f"{url}/props", timeout=10).json()
+        props = client.session().get(f"{url}/props", timeout=10).json()
     assert props["llamafork"] == {"build": 11434, "series": fork.info["tree"]}
     assert props["build_info"].startswith("b11434-")
     assert props["build_info"].endswith(f"-lf.{fork.info['tree'][:8]}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from real_builds import complete, serving, session
+from real_builds import complete, serving
 
 from llamafork.build.store import Build
 from llamafork.run import client
@@ -80,10 +80,10 @@ def test_the_signal_prints_while_the_server_runs(fork: Build, model: Path, tmp_p
     body = {"prompt": "abc", "n_predict": 8, "temperature": 0}
     with serving("-m", str(model), "-c", "512", env=env) as (url, wrapper):
         server = next(p for p in psutil.Process(wrapper.pid).children(recursive=True) if "llama-server" in p.name())
-        session().post(f"{url}/completion", json=body, timeout=30).raise_for_status()
+        client.session().post(f"{url}/completion", json=body, timeout=30).raise_for_status()
         assert not out.exists()
         os.kill(server.pid, signal.SIGUSR1)
-        session().post(f"{url}/completion", json=body, timeout=30).raise_for_status()
+        client.session().post(f"{url}/completion", json=body, timeout=30).raise_for_status()
         assert "sched-prof: scheduler" in out.read_text()
         before = len(out.read_text())
     assert len(out.read_text()) > before  # and once more at exit

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from real_builds import ROOT, llamafork, serving, session, wait_gone
+from real_builds import ROOT, llamafork, serving, wait_gone
 
 from llamafork.build.store import Build
 from llamafork.run import client
@@ -22,8 +22,8 @@ def children(pid: int) -> list[int]:
 def test_a_chat_request_is_answered(fork: Build, model: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
     with serving("-m", str(model), "-c", "512") as (url, server):
-        first = session().post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
-        again = session().post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+        first = client.session().post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+        again = client.session().post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
         pids = children(server.pid)
     assert first["choices"][0]["message"]["content"]
     assert first["usage"]["completion_tokens"] == 12
