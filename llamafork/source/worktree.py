@@ -73,7 +73,8 @@ class WorkTree:
         """The tree hash of the files as they are now, edits and new files included."""
         with tempfile.TemporaryDirectory(prefix="llamafork-index-") as scratch:
             index = Path(scratch) / "index"
-            shutil.copy(self.path / ".git" / "index", index)
+            # with its time: git looks into a file of the same size and second only if the index is no younger
+            shutil.copy2(self.path / ".git" / "index", index)
             at = self.repo.with_index(index)
             at.run("add", "-A", ".")
             return at.text("write-tree")

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from llamafork.build import cuda, make, request, store, toolchain
 from llamafork.build.request import Request, Tools
 from llamafork.errors import EnvironmentFault, Exit, UsageError
+from llamafork.source import worktree
 
 CMAKE = """#!{python}
 import os, pathlib, sys, time
@@ -363,6 +364,19 @@ def test_edits_in_the_work_tree_are_built_only_when_asked(fakes: Fakes) -> None:
     edited = fakes.world.json("build", "--work-tree")
     assert edited["tree"] != plain["tree"]
     assert edited["kind"] == "tree"
+
+
+def test_an_edit_of_the_same_size_in_the_second_of_the_checkout_is_seen(fakes: Fakes) -> None:
+    fakes.world.ok("patch", "apply")
+    tree = worktree.look(fakes.world.paths)
+    assert tree is not None
+    file = tree.path / "src/main.cpp"
+    time.sleep(1 - time.time() % 1)
+    file.write_bytes(file.read_bytes())
+    tree.repo.run("update-index", "--refresh")
+    fakes.world.edit("src/main.cpp", "int line_7;", "int edited;")
+    time.sleep(1.1)
+    assert tree.snapshot() != tree.repo.tree("HEAD")
 
 
 def test_doctor_lists_what_build_uses(fakes: Fakes) -> None:
