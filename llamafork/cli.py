@@ -19,7 +19,7 @@ PASS_THROUGH = {
     "cli": "run the built llama-cli with our defaults; everything else is passed on",
     "bench": "run the built llama-bench; everything else is passed on",
 }
-BACKENDS = ("cpu", "rpc", "cuda", "vulkan", "hip", "metal")
+BACKENDS = ("cpu", "rpc", "cuda", "vulkan", "hip", "metal", "sim")
 PROFILES = ("release", "test", "asan", "tsan")
 
 

@@ -20,6 +20,8 @@ from llamafork.build.store import Build
 from llamafork.run import client
 
 ROOT = Path(__file__).resolve().parents[1]
+TEST_TARGETS = ("llama-server", "llama-bench", "llama-completion", "llama-perplexity", "ggml-rpc-server",
+                "test-backend-ops", "test-sim-device")  # fmt: skip
 PROMPT = "The expert cache keeps"
 
 

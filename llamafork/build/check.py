@@ -12,7 +12,8 @@ from pathlib import Path
 from llamafork import proc
 from llamafork.errors import BuildError
 
-GPU_BACKENDS = ("cuda", "vulkan", "hip", "metal")
+GPU_BACKENDS = ("cuda", "vulkan", "hip", "metal", "sim")
+PREFIX = {"cuda": "CUDA", "vulkan": "Vulkan", "hip": "ROCm", "metal": "M", "sim": "SIM"}
 WHY_NONE = re.compile(r"((?:ggml_\w+: )?(?:failed to initialize|no CUDA|no devices?).*)")
 DEVICE = re.compile(r"^\s{2,}(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?$")
 
@@ -32,8 +33,8 @@ def program_env() -> dict[str, str]:
     return {
         k: v
         for k, v in os.environ.items()
-        if k not in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") and not k.startswith("LLAMA_ARG_")
-    }
+        if k not in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") and not k.startswith(("LLAMA_ARG_", "GGML_SIM_"))
+    } | {"GGML_SIM_DEVICES": "1"}  # a build with the simulation is asked for a device of it; others do not read this
 
 
 def unresolved(folder: Path) -> list[str]:
@@ -101,10 +102,11 @@ def _backend(folder: Path, name: str, devices: Sequence[tuple[str, str]], listin
         )
     if name not in GPU_BACKENDS:
         return "built"
-    prefix = {"cuda": "CUDA", "vulkan": "Vulkan", "hip": "ROCm", "metal": "M"}[name]
-    mine = [d for d, _ in devices if d.startswith(prefix)]
+    mine = [d for d, _ in devices if d.startswith(PREFIX[name])]
     if mine:
         return f"built; devices: {', '.join(mine)}"
+    if name == "sim":
+        raise BuildError("the simulated devices do not show up", why="--list-devices with GGML_SIM_DEVICES=1 has none")
     said = next((m[1] for m in map(WHY_NONE.search, listing.splitlines()) if m), "")
     return f"built; no device of it on this machine{f' ({said})' if said else ''}"
 

@@ -16,6 +16,7 @@ BACKEND_OPTION = {
     "vulkan": "GGML_VULKAN",
     "hip": "GGML_HIP",
     "metal": "GGML_METAL",
+    "sim": "GGML_SIM",
 }
 SANITIZERS = {"asan": ("ADDRESS", "UNDEFINED"), "tsan": ("THREAD",)}
 TEST_PROFILES = ("test", "asan", "tsan")

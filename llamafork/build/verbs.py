@@ -45,8 +45,8 @@ def _request(ns: argparse.Namespace) -> Request:
         raise UsageError(f"--{' and --'.join(chosen)} exclude each other".replace("_", "-"), do="choose one")
     kind = {"stock": "stock", "work_tree": "tree", "upstream": "upstream"}.get(chosen[0], "") if chosen else "fork"
     backends = tuple(dict.fromkeys(["cpu", *(ns.backend or _default_backends())]))
-    if ns.profile != "release" and "rpc" not in backends:
-        backends = (*backends, "rpc")
+    if ns.profile != "release":
+        backends = tuple(dict.fromkeys([*backends, "rpc", "sim"]))
     arch = cuda.architectures(ns.cuda_arch or os.environ.get("CUDAARCHS", "")) if "cuda" in backends else ""
     if ns.cuda_arch and "cuda" not in backends:
         raise UsageError("--cuda-arch is given but the cuda backend is not", do="add --backend cuda")
@@ -92,14 +92,15 @@ def _tree(ns: argparse.Namespace, request: Request, paths: Paths) -> tuple[Git, 
     if request.kind == "upstream":
         made = prepare.on_upstream(paths, ns.upstream, ns.upstream_build, offline=ns.offline)
         return made.repo, made.base.pin.build, made.tree
+    if request.kind == "stock":
+        made = prepare.stock(paths, request.backends, offline=ns.offline)
+        return made.repo, made.base.pin.build, made.tree
     made = prepare.stack(paths, offline=ns.offline)
     tree = worktree.look(paths)
     if request.kind == "tree":
         if tree is None:
             raise PatchError("there is no work tree", do="llamafork patch apply")
         return tree.repo, made.base.pin.build, tree.snapshot()
-    if request.kind == "stock":
-        return made.repo, made.base.pin.build, made.base.tree
     if tree is not None and tree.state.head and (tree.state.edit or tree.dirty()):
         console.warn(
             "the work tree has edits that are not in the series; this builds the series "

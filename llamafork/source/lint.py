@@ -10,7 +10,7 @@ from pathlib import Path
 from llamafork.source.series import Change, Series
 
 REQUIRED = ("Origin", "Upstream-Status", "Default", "Guard", "Drop-When", "Credit", "SPDX-License-Identifier")
-OPTIONAL = ("Depends", "Co-authored-by", "Assisted-by")
+OPTIONAL = ("Depends", "Backend", "Co-authored-by", "Assisted-by")
 STATUS = re.compile(r"^(local|pending|(pending|submitted|rejected|merged) \S+)$")
 SUBJECT = re.compile(r"^[a-z0-9_./+-]+ : \S.{3,100}$")
 SOURCE_SUFFIX = (".c", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".m", ".cmake", ".py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -94,6 +95,17 @@ def _read_back(repo: Git, base: Fetched, loaded: Series, ref: str) -> Stack | No
             for change, (commit, tree) in zip(loaded.changes, pairs, strict=True)
         ),
     )
+
+
+def stock(paths: Paths, backends: Collection[str], *, offline: bool = False) -> Stack:
+    """The pin as it is, but for the changes that bring a backend of *backends*: nothing else can build that one."""
+    with locked(paths):
+        made = stack(paths, offline=offline)
+        wanted = made.series.instruments(backends)
+        applied = replay.replay(made.repo, made.base.commit, wanted, three_way=True)
+        if applied:
+            made.repo.run("update-ref", f"refs/stock/{applied[-1].tree[:16]}", applied[-1].commit)
+        return replace(made, applied=tuple(applied))
 
 
 def compare_lock(made: Stack) -> None:

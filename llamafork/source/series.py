@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,11 @@ class Change:
     @property
     def depends(self) -> tuple[str, ...]:
         return tuple(filter(None, re.split(r"[,\s]+", self.trailers.get("Depends", ""))))
+
+    @property
+    def backend(self) -> str:
+        """The build backend that this change brings, if it brings one."""
+        return self.trailers.get("Backend", "")
 
     @property
     def hook_lines(self) -> int:
@@ -78,6 +83,14 @@ class Series:
             why=f"the series has: {', '.join(c.name for c in self.changes)}",
             do="llamafork patch list",
         )
+
+    def instruments(self, backends: Collection[str]) -> tuple[Change, ...]:
+        """The changes that bring one of *backends*, and what they depend on, in order."""
+        wanted = {c.name for c in self.changes if c.backend in backends}
+        for change in reversed(self.changes):
+            if change.name in wanted:
+                wanted.update(change.depends)
+        return tuple(c for c in self.changes if c.name in wanted)
 
     def owner(self, path: str) -> str | None:
         return next((c.name for c in self.changes if path in c.new), None)
