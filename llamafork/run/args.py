@@ -13,8 +13,9 @@ from pathlib import Path
 from llamafork.errors import UsageError
 from llamafork.run.vocabulary import Vocabulary
 
-SERVE = ("--build", "--dry-run", "--ready-timeout", "--grace")
-TOOL = ("--build", "--dry-run")
+SERVE = ("--build", "--dry-run", "--ready-timeout", "--grace", "--json")
+TOOL = ("--build", "--dry-run", "--json")
+SWITCHES = ("--dry-run", "--json")
 GRACE_SECONDS = 30.0
 LOOPBACK = ("localhost", "::1", "[::1]")
 
@@ -27,6 +28,7 @@ class Own:
     dry_run: bool = False
     ready_timeout: float | None = None
     grace: float = GRACE_SECONDS
+    json: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def split(argv: Sequence[str], ours: Sequence[str] = SERVE) -> tuple[Own, tuple[
         if word == "--":
             rest += words
             break
-        if word == "--dry-run":
+        if word in SWITCHES:
             found[word] = "yes"
         elif word in ours:
             if not words:
@@ -116,8 +118,8 @@ def split(argv: Sequence[str], ours: Sequence[str] = SERVE) -> tuple[Own, tuple[
             rest.append(word)
     ready = _seconds("--ready-timeout", found)
     grace = _seconds("--grace", found)
-    own = Own(found.get("--build"), "--dry-run" in found, ready, GRACE_SECONDS if grace is None else grace)
-    return own, tuple(rest)
+    grace = GRACE_SECONDS if grace is None else grace
+    return Own(found.get("--build"), "--dry-run" in found, ready, grace, "--json" in found), tuple(rest)
 
 
 def _seconds(flag: str, found: Mapping[str, str]) -> float | None:

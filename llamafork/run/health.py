@@ -125,6 +125,22 @@ def probe(at: Endpoint, session: requests.Session) -> int | None:
         return None
 
 
+def has_page(at: Endpoint) -> bool:
+    """Whether the server answers with a page at its root: the web UI."""
+    import requests
+
+    if at.socket_path:
+        return False
+    try:
+        with requests.Session() as session, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            session.trust_env = False
+            session.verify = False
+            return session.get(f"{at.url}/", timeout=PROBE_SECONDS, allow_redirects=False).status_code == 200
+    except OSError:
+        return False
+
+
 def _probe_socket(path: str, target: str) -> int:
     connection = http.client.HTTPConnection("localhost", timeout=PROBE_SECONDS)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

@@ -21,6 +21,7 @@ from llamafork.run.output import Output, open_log
 
 POSIX = os.name == "posix"
 PR_SET_PDEATHSIG = 1
+USR1 = getattr(signal, "SIGUSR1", None)
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 SAME_KEYPRESS_SECONDS = 0.25
 LEFTOVER_SECONDS = 2.0
@@ -83,7 +84,10 @@ class Server:
             guard.end(self.child.pid, 0.0 if self._killed else min(LEFTOVER_SECONDS, self.grace))
 
     def _on_signal(self, number: int) -> None:
-        if self._stopping_since is None:
+        if number == USR1:
+            if self.child.poll() is None:
+                self.child.send_signal(number)
+        elif self._stopping_since is None:
             self._stopping_since = time.monotonic()
             if self.child.poll() is None:
                 self.child.send_signal(number)
@@ -168,13 +172,17 @@ def _die_with_parent() -> Callable[[], None]:
 
 @contextmanager
 def _handlers(record: Callable[[int], None]) -> Iterator[None]:
-    """INT, TERM and HUP are recorded for the block; those ignored on purpose (nohup, background) stay ignored."""
+    """INT, TERM and HUP are recorded for the block; those ignored on purpose (nohup, background) stay ignored.
+
+    USR1 too when the server profiles its scheduler, which then prints at that signal and would die of it otherwise.
+    """
 
     def handle(number: int, _: FrameType | None) -> None:
         record(number)
 
     before = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    profiling = os.environ.get("GGML_SCHED_PROF") in ("1", "2")
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", *(("SIGUSR1",) if profiling else ())):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handle)

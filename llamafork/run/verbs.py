@@ -23,6 +23,7 @@ MODEL_FILES = ("model", "draft", "mmproj")
 OWN_HELP = """llamafork's own options:
   --build KEY               run this build instead of the current one
   --dry-run                 print the command and stop
+  --json                    serve: one JSON line when ready; bench: its JSON; with --dry-run: the plan
   --ready-timeout SECONDS   serve: give up when not ready by then (default: wait as long as the server lives)
   --grace SECONDS           serve: time between the first signal and a kill (default: 30)
   --                        everything behind it is the program's
@@ -51,6 +52,7 @@ class Plan:
 def serve(argv: list[str], paths: Paths) -> int:
     """Run llama-server until it ends; returns its exit code, or 9 if it ended well without ever being ready."""
     own, rest = args.split(argv, args.SERVE)
+    console.output.json |= own.json
     program, key = find_program(paths, own.build, "llama-server")
     if INFORMATION & set(rest):
         return _inform(program, rest)
@@ -100,14 +102,31 @@ def _inform(program: Path, rest: Sequence[str]) -> int:
 
 def _tool(name: str, argv: list[str], paths: Paths) -> int:
     own, rest = args.split(argv, args.TOOL)
+    console.output.json |= own.json
     program, key = find_program(paths, own.build, name)
     if INFORMATION & set(rest):
         return _inform(program, rest)
     plan = _plan(program, key, own, rest)
+    if console.output.json:
+        plan = _as_json(plan)
     _say(plan)
     if own.dry_run:
         return _show(plan)
     return launch.replace_process(plan.words)
+
+
+def _as_json(plan: Plan) -> Plan:
+    """llama-bench prints JSON by itself; llama-cli cannot."""
+    if plan.program.stem != "llama-bench":
+        if plan.own.dry_run:
+            return plan
+        raise UsageError(
+            f"{plan.program.stem} has no JSON output",
+            do="use `llamafork serve` and its API, or --dry-run --json for the command",
+        )
+    if plan.command.last(("-o", "--output")) is not None:
+        return plan
+    return replace(plan, added=(*plan.added, ("-o", "json", "--json was asked for")))
 
 
 def _plan(program: Path, key: str, own: Own, rest: Sequence[str]) -> Plan:
@@ -234,14 +253,21 @@ def _serve(plan: Plan, paths: Paths) -> int:
     with launch.running(plan.words, logs=paths.state / "logs", grace=plan.own.grace) as server:
         seconds = health.wait_ready(at, server, timeout=plan.own.ready_timeout)
         if seconds is not None:
-            launch.tell(f"ready: {at.url} (build {plan.key}, {seconds:.1f} s)")
-            launch.tell(f"web UI: {at.url}/  OpenAI API: {at.url}/v1")
+            _ready(plan, at, seconds, server.child.pid)
         code = server.wait()
         if server.stopping or (code == 0 and seconds is not None):
             return code
         failed = _ended(server, code, ready=seconds is not None)
     console.failure(failed)
     return failed.child_code
+
+
+def _ready(plan: Plan, at: health.Endpoint, seconds: float, pid: int) -> None:
+    page = health.has_page(at)
+    launch.tell(f"ready: {at.url} (build {plan.key}, process {pid}, {seconds:.1f} s)")
+    launch.tell(f"OpenAI API: {at.url}/v1")
+    launch.tell(f"web UI: {at.url}/" if page else "web UI: none in this build (llamafork build --ui build makes it)")
+    console.emit("ready", {"url": at.url, "pid": pid, "build": plan.key, "seconds": round(seconds, 2), "web_ui": page})
 
 
 def _ended(server: launch.Server, code: int, *, ready: bool) -> launch.ChildFailed:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+import pytest
 from real_builds import complete, serving
 
 from llamafork.build.store import Build
@@ -39,6 +39,13 @@ def rpc(build: Build) -> Iterator[str]:
 
 def test_off_prints_nothing(fork: Build, model: Path) -> None:
     assert "sched-prof" not in complete(fork, model).log
+
+
+@pytest.mark.parametrize("value", ["on", "3", "1x"])
+def test_a_value_that_means_nothing_is_off_and_said(fork: Build, model: Path, value: str) -> None:
+    log = complete(fork, model, env={"GGML_SCHED_PROF": value}).log
+    assert f"sched-prof: off, because GGML_SCHED_PROF is '{value}'" in log
+    assert log.count("sched-prof") == 1
     assert "sched-prof" not in complete(fork, model, env={"GGML_SCHED_PROF": "0"}).log
 
 
@@ -79,10 +86,11 @@ def test_the_signal_prints_while_the_server_runs(fork: Build, model: Path, tmp_p
     env = {"GGML_SCHED_PROF": "1", "GGML_SCHED_PROF_FILE": str(out)}
     body = {"prompt": "abc", "n_predict": 8, "temperature": 0}
     with serving("-m", str(model), "-c", "512", env=env) as (url, wrapper):
-        server = next(p for p in psutil.Process(wrapper.pid).children(recursive=True) if "llama-server" in p.name())
         client.session().post(f"{url}/completion", json=body, timeout=30).raise_for_status()
         assert not out.exists()
-        os.kill(server.pid, signal.SIGUSR1)
+        os.kill(wrapper.pid, signal.SIGUSR1)  # which passes it on
+        time.sleep(0.5)
+        assert wrapper.poll() is None
         client.session().post(f"{url}/completion", json=body, timeout=30).raise_for_status()
         assert "sched-prof: scheduler" in out.read_text()
         before = len(out.read_text())

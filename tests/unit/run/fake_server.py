@@ -164,7 +164,8 @@ def answer():
         with peer:
             path = peer.recv(4096).split(b" ")[1].decode()
             loading = time.monotonic() - started < ready_after
-            code = 200 if path == prefix + "/v1/models" or (path == prefix + "/health" and not loading) else 503
+            page = path == prefix + "/" and "page" in mood
+            code = 200 if page or path == prefix + "/v1/models" or (path == prefix + "/health" and not loading) else 503
             peer.sendall(f"HTTP/1.1 {code} X\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode())
 
 

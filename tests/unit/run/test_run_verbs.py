@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import types
 from pathlib import Path
@@ -120,3 +121,12 @@ def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     program.write_text("no shebang, not executable")
     with pytest.raises(EnvironmentFault, match="cannot start"), launch.running([str(program)], logs=tmp_path, grace=1):
         pass
+
+
+def test_json_of_bench_is_its_own_and_cli_has_none(world: World) -> None:
+    code, out, _ = world.start("bench", "--json", "--dry-run", "-m", world.model).end()
+    assert code == 0
+    assert json.loads(out)["args"][1:] == ["-m", str(world.model), "-o", "json"]
+    code, out, _ = world.start("cli", "--json", "-m", world.model).end()
+    assert code == 2
+    assert "llama-cli has no JSON output" in json.loads(out)["error"]

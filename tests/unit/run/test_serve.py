@@ -389,3 +389,22 @@ def test_bench_checks_every_model_of_its_list(world: World) -> None:
     code, _, err = world.start("bench", "-m", f"{world.model},none.gguf", "--dry-run").end()
     assert code == 6
     assert "there is no model none.gguf" in err
+
+
+@pytest.mark.parametrize(("mood", "said"), [("page", "web UI: http://127.0.0.1:"), ("", "web UI: none in this build")])
+def test_a_web_ui_is_announced_only_if_there_is_one(world: World, mood: str, said: str) -> None:
+    wrapper = world.serve(mood=mood)
+    assert said in wrapper.until("web UI")
+
+
+@pytest.mark.parametrize("words", [("serve", "--json"), ("--json", "serve")])
+def test_json_says_when_it_is_ready(world: World, words: tuple[str, ...]) -> None:
+    wrapper = world.start(*words, "-m", world.model, "--port", str(world.port))
+    wrapper.until("web UI")
+    wrapper.process.terminate()
+    code, out, _ = wrapper.end()
+    assert code == 0
+    found = json.loads(out)
+    assert (found["schema"], found["url"]) == ("llamafork.ready/1", f"http://127.0.0.1:{world.port}")
+    assert found["pid"] == wrapper.pid()
+    assert found["web_ui"] is False

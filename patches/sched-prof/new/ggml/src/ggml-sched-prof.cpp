@@ -139,8 +139,11 @@ static prof_registry & prof_get_registry() {
         auto * reg = new prof_registry;
         const char * GGML_SCHED_PROF      = getenv("GGML_SCHED_PROF");
         const char * GGML_SCHED_PROF_FILE = getenv("GGML_SCHED_PROF_FILE");
-        const int mode = GGML_SCHED_PROF ? atoi(GGML_SCHED_PROF) : 0;
-        reg->mode = mode == 1 || mode == 2 ? mode : 0;
+        const std::string mode = GGML_SCHED_PROF ? GGML_SCHED_PROF : "";
+        reg->mode = mode == "1" ? 1 : mode == "2" ? 2 : 0;
+        if (!reg->mode && !mode.empty() && mode != "0") {
+            fprintf(stderr, "sched-prof: off, because GGML_SCHED_PROF is '%s' and not 1 or 2\n", mode.c_str());
+        }
         reg->file = GGML_SCHED_PROF_FILE ? GGML_SCHED_PROF_FILE : "";
         if (reg->mode) {
             atexit(prof_at_exit);
