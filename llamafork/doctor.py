@@ -89,8 +89,12 @@ def _cuda(_: Paths) -> Iterator[Finding]:
 
 def _jobs(_: Paths) -> Iterator[Finding]:
     cores, ram = make.cores(), make.ram_gib()
-    jobs, cuda_jobs = bounded_jobs(cores, ram, cuda=False), bounded_jobs(cores, ram, cuda=True)
-    yield Finding("jobs", OK, f"{jobs} C++, {cuda_jobs} nvcc ({cores} cores, {ram:.1f} GiB available)")
+    asked, named = make.asked_jobs(), os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL")
+    jobs, cuda_jobs = (bounded_jobs(cores, ram, cuda=cuda, asked=asked) for cuda in (False, True))
+    why = f"{cores} cores, {ram:.1f} GiB available" if asked is None else f"CMAKE_BUILD_PARALLEL_LEVEL={asked}"
+    yield Finding("jobs", OK, f"{jobs} C++, {cuda_jobs} nvcc ({why})")
+    if named and asked is None:
+        yield Finding("jobs", NOTE, f"CMAKE_BUILD_PARALLEL_LEVEL={named} is not a number of jobs and is ignored")
 
 
 def _disk(paths: Paths) -> Iterator[Finding]:
@@ -122,6 +126,9 @@ def _builds(paths: Paths) -> Iterator[Finding]:
     missing = check.unresolved(now.root / "bin")
     devices = ", ".join(d["name"] for d in now.info.get("devices", [])) or "no GPU device"
     yield Finding("build", OK, f"{now.key}: {devices}")
+    stale = store.stale(paths, now)
+    if stale:
+        yield Finding("build", NOTE, stale)
     if missing:
         yield Finding("libraries", BAD, f"{now.key} does not find {', '.join(missing)}")
 

@@ -42,12 +42,17 @@ def find(*options: str) -> Build:
 
 
 @contextlib.contextmanager
-def serving(*words: str, env: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(
+    *words: str,
+    env: dict[str, str] | None = None,
+    tool: tuple[str, ...] = (sys.executable, "-m", "llamafork"),
+    cwd: Path | None = None,
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`llamafork serve` as a process of its own, ready; yields its URL and the process."""
     port = client.free_port()
-    command = [sys.executable, "-m", "llamafork", "serve", *words, "--port", str(port)]
+    command = [*tool, "serve", *words, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                              env=os.environ | (env or {}), stdin=subprocess.DEVNULL)  # fmt: skip
+                              env=os.environ | (env or {}), stdin=subprocess.DEVNULL, cwd=cwd)  # fmt: skip
     assert server.stdout is not None
     try:
         seen: list[str] = []

@@ -96,6 +96,8 @@ def add_to(tools: Tools, paths: Paths, *, offline: bool) -> Tools:
         nvcc=str(inside),
         nvcc_version=toolchain.version_of(str(inside)),
         cuda_root=str(root),
+        cuda_lib=str(lib_folder(root)),
+        cuda_copy=root.is_relative_to(paths.cache),
         cuda_host=host,
         cuda_vmm=driver_library(),
     )
@@ -125,7 +127,13 @@ def complete(nvcc: Nvcc | None, paths: Paths, *, offline: bool) -> Path:
 
 
 def _has_cublas(root: Path) -> bool:
-    return any((root / folder / "libcublas.so").exists() for folder in ("lib64", "lib", "targets/x86_64-linux/lib"))
+    return (lib_folder(root) / "libcublas.so").exists()
+
+
+def lib_folder(root: Path) -> Path:
+    """Where a toolkit has its libraries: the first usual folder with cuBLAS in it, else `lib`."""
+    folders = [root / name for name in ("lib64", "lib", f"targets/{os.uname().machine}-linux/lib")]
+    return next((f for f in folders if (f / "libcublas.so").exists()), root / "lib")
 
 
 def _compose(target: Path, root: Path | None, version: str, parts: list[str]) -> None:

@@ -7,18 +7,18 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from filelock import FileLock
 
 from llamafork import console, proc
-from llamafork.build import check, store
-from llamafork.build.request import Plan, bounded_jobs
+from llamafork.build import bundle, check, store
+from llamafork.build.request import Plan, bounded_jobs, decides_nothing
 from llamafork.build.store import Build
 from llamafork.errors import BuildError, EnvironmentFault
+from llamafork.facts import memory
 from llamafork.paths import Paths, write_atomic
 from llamafork.source.git import Git
 
@@ -85,7 +85,7 @@ def configure(plan: Plan, where: Places, paths: Paths) -> None:
     if stamp.is_file() and (where.build / "CMakeCache.txt").is_file():
         if stamp.read_text(encoding="utf-8") == text:
             return
-        if not _same_but_stamp(stamp, plan):
+        if not _same_result(stamp, plan):
             console.say("the options changed: configuring from scratch")
             shutil.rmtree(where.build)
     elif where.build.exists():
@@ -98,22 +98,23 @@ def configure(plan: Plan, where: Places, paths: Paths) -> None:
     write_atomic(stamp, text)
 
 
-def _same_but_stamp(stamp: Path, plan: Plan) -> bool:
-    """Whether only the series hash differs: CMake handles that by itself, in the same folder."""
+def _same_result(stamp: Path, plan: Plan) -> bool:
+    """Whether only the series hash, a launcher or the like differs: CMake handles that in the same folder."""
 
-    def plain(args: list[str]) -> list[str]:
-        return [a for a in args if not a.startswith("-DLLAMA_FORK_SERIES=")]
+    def plain(args: Sequence[str]) -> list[str]:
+        return [a for a in args if not decides_nothing(a) and not a.startswith("-DLLAMA_FORK_SERIES=")]
 
     try:
         old = json.loads(stamp.read_text(encoding="utf-8"))
         same = (old["cmake"], old["generator"]) == (plan.tools.cmake, plan.tools.generator)
-        return same and plain(old["args"]) == plain(list(plan.args))
+        return same and plain(old["args"]) == plain(plan.args)
     except (ValueError, KeyError, TypeError):
         return False
 
 
 def compile_(plan: Plan, where: Places, paths: Paths) -> None:
-    jobs = bounded_jobs(cores(), ram_gib(), cuda="cuda" in plan.request.backends, asked=plan.request.jobs)
+    asked = plan.request.jobs or asked_jobs()
+    jobs = bounded_jobs(cores(), ram_gib(), cuda="cuda" in plan.request.backends, asked=asked)
     targets = [word for name in plan.request.targets for word in ("--target", name)]
     command: list[str | Path] = [plan.tools.cmake, "--build", where.build, "--parallel", str(jobs), *targets]
     _tool(f"compile ({jobs} jobs)", command, where, environment(plan, where, paths))
@@ -121,14 +122,17 @@ def compile_(plan: Plan, where: Places, paths: Paths) -> None:
 
 def cores() -> int:
     """Cores this process may use."""
-    named = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
-    if named.isdigit():
-        return int(named)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ram_gib() -> float:
-    return float(psutil.virtual_memory().available) / (1 << 30)
+    return memory.available() / (1 << 30)
+
+
+def asked_jobs() -> int | None:
+    """CMAKE_BUILD_PARALLEL_LEVEL, when it is a number of jobs."""
+    named = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "").strip()
+    return int(named) if re.fullmatch(r"0*[1-9][0-9]{0,5}", named, re.ASCII) else None
 
 
 def environment(plan: Plan, where: Places, paths: Paths) -> dict[str, str]:
@@ -221,13 +225,13 @@ def publish(plan: Plan, where: Places, paths: Paths, seconds: float) -> Build:
     (staging / "bin").mkdir(parents=True)
     for file in _results(where.build / "bin"):
         shutil.copy2(file, staging / "bin" / file.name, follow_symlinks=False)
+    if plan.tools.cuda_copy:
+        bundle.bring(Path(plan.tools.cuda_lib), staging / "bin")
     answers = check.ask(staging / "bin", plan.request.backends, plan.build)
     log = where.log.read_text(encoding="utf-8", errors="replace")
     info = _info(plan, answers, where, seconds, _ui(plan, where, log))
     (staging / "build.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
-    if target.exists():
-        shutil.rmtree(target)
-    staging.replace(target)
+    store.publish(staging, target)
     return Build(plan.key, target, info)
 
 

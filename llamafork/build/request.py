@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -74,6 +75,8 @@ class Tools:
     nvcc: str = ""
     nvcc_version: str = ""
     cuda_root: str = ""
+    cuda_copy: bool = False  # cuda_root is in the cache: what is needed of its libraries goes into the build
+    cuda_lib: str = ""
     cuda_host: str = ""
     cuda_vmm: bool = True
     openssl: bool = True
@@ -104,8 +107,13 @@ class Plan:
     def config_id(self) -> str:
         """Names the build folder: everything but the tree, so that the next tree compiles only what changed."""
         rest = {k: v for k, v in self.inputs.items() if k not in ("tree", "args", "version")}
-        rest["args"] = [a for a in self.args if not a.startswith("-DLLAMA_FORK_SERIES=")]
+        rest["args"] = [a for a in self.args if not decides_nothing(a) and not a.startswith("-DLLAMA_FORK_SERIES=")]
         return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
+
+
+def decides_nothing(arg: str) -> bool:
+    """Whether a CMake argument leaves the programs as they are, so that builds with and without it are the same."""
+    return any(word in arg for word in NOT_IN_KEY)
 
 
 def make_plan(request: Request, tools: Tools, *, build: int, tree: str, has_option: Mapping[str, bool]) -> Plan:
@@ -122,7 +130,7 @@ def make_plan(request: Request, tools: Tools, *, build: int, tree: str, has_opti
         "cpu": tools.cpu if request.native else "",
         "nvcc": tools.nvcc_version,
         "ui": request.ui,
-        "args": [a for a in args if not any(word in a for word in NOT_IN_KEY)],
+        "args": [a for a in args if not decides_nothing(a)],
         "environment": {name: os.environ[name] for name in COMPILER_ENVIRONMENT if os.environ.get(name)},
     }
     return Plan(request, tools, build, tree, tuple(args), tuple(notes), inputs)
@@ -173,7 +181,7 @@ def cmake_args(
 
 def _rpath(tools: Tools) -> str:
     origin = "@loader_path" if os.uname().sysname == "Darwin" else "$ORIGIN"
-    return f"{origin};{tools.cuda_root}/lib" if tools.cuda_root else origin
+    return f"{origin};{tools.cuda_lib}" if tools.cuda_lib and not tools.cuda_copy else origin
 
 
 def _profile(profile: str) -> dict[str, object]:
@@ -198,6 +206,11 @@ def _cuda(request: Request, tools: Tools) -> tuple[dict[str, object], list[str]]
         "CMAKE_CUDA_COMPILER_LAUNCHER": tools.launcher if tools.launcher == tools.ccache else "",
         "GGML_CUDA_NO_VMM": not tools.cuda_vmm,
     }
+    if tools.cuda_copy:
+        # Not in the run path, yet the linker has to see what libggml-cuda needs when it links a program. Given twice:
+        # the user's own linker flags replace the first, and a build type of his own the second.
+        link = f"-Wl,-rpath-link,{shlex.quote(tools.cuda_lib)}"
+        options |= {f"CMAKE_EXE_LINKER_FLAGS_{when}": link for when in ("INIT", "RELEASE")}
     if tools.cuda_host:
         options["CMAKE_CUDA_HOST_COMPILER"] = tools.cuda_host
     if tools.cuda_vmm:

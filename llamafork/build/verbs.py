@@ -33,9 +33,12 @@ def build(ns: argparse.Namespace, paths: Paths) -> int:
     for note in plan.notes:
         console.warn(note)
     made, fresh = make.make(plan, repo, paths, again=ns.rebuild)
-    if made.kind == "fork" or store.current(paths) is None:
+    if not made.why_not_current:
         store.use(paths, made)
     _report(made, fresh)
+    now = store.current(paths)
+    if now is None or now.key != made.key:
+        console.say(f"  not made current ({made.why_not_current}): llamafork builds use {made.key}")
     return Exit.OK
 
 
@@ -193,12 +196,12 @@ def builds_use(ns: argparse.Namespace, paths: Paths) -> int:
 
 
 def builds_prune(ns: argparse.Namespace, paths: Paths) -> int:
-    """Remove all but the newest; the current build and a stock twin of it always stay."""
+    """Remove all but the newest; the current build and its stock twin always stay."""
     if ns.keep < 0:
         raise UsageError("--keep cannot be negative", do="give 0 or more")
     now = store.current(paths)
     builds = store.load_all(paths)
-    twin = next((b for b in builds if b.kind == "stock"), None)
+    twin = store.twin(builds, now)
     kept = {b.key for b in (now, twin, *builds[: ns.keep]) if b is not None}
     doomed = [b for b in builds if b.key not in kept]
     freed = 0

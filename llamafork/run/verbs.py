@@ -89,6 +89,9 @@ def find_program(paths: Paths, wanted: str | None, name: str) -> tuple[Path, str
 
     build = store.resolve(paths, wanted)
     program = build.program(name)
+    stale = store.stale(paths, build) if wanted is None else None
+    if stale:
+        console.warn(stale)
     for line in check.without_device(program.parent, build.info.get("backends", [])):
         console.warn(line)
     return program, build.key

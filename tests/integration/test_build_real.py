@@ -10,6 +10,7 @@ import sys
 import venv
 from pathlib import Path
 
+import psutil
 import pytest
 from real_builds import ROOT, complete, find, llamafork, serving
 
@@ -71,12 +72,13 @@ def test_cli_runs_the_built_program(fork: Build) -> None:
 
 
 @pytest.mark.slow
-def test_the_series_applies_to_another_upstream(fork: Build) -> None:
-    """By git's own 3-way merge, onto b11401."""
+def test_the_series_applies_to_another_upstream(fork: Build, model: Path) -> None:
+    """By git's own 3-way merge, onto b11401; it builds there and runs."""
     made = find("--upstream", "sdist:11401", "--target", "llama-completion", "--target", "llama-server")
     done = subprocess.run([made.program("llama-server"), "--version"], capture_output=True, text=True)
     assert "build 11401" in done.stderr
     assert "llamafork: b11401" in done.stderr
+    assert len(json.loads(complete(made, model).answer)["tokens"]) == 32
 
 
 @pytest.mark.slow
@@ -99,8 +101,7 @@ def test_a_wheel_does_what_a_checkout_does(fork: Build, model: Path, tmp_path: P
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
     assert made["tree"] == fork.info["tree"]
-    with serving("-m", str(model), env={**env, "LLAMAFORK_PROGRAM_DIR": str(Path(made["root"]) / "bin")}) as (url, _):
+    with serving("-m", str(model), env=env, tool=(str(python), "-m", "llamafork"), cwd=tmp_path) as (url, server):
         assert client.session().get(f"{url}/props", timeout=10).json()["llamafork"]["series"] == fork.info["tree"]
-    shown = subprocess.run([python, "-m", "llamafork", "serve", "-m", str(model), "--dry-run"], capture_output=True,
-                           text=True, env=env, cwd=tmp_path)  # fmt: skip
-    assert made["key"] in shown.stdout
+        (child,) = (p for p in psutil.Process(server.pid).children() if p.name() == "llama-server")
+        assert child.exe().startswith(made["root"])

@@ -22,7 +22,9 @@ def test_a_build_of_the_store_is_used(world: World, monkeypatch: pytest.MonkeyPa
 
     def resolve(paths: object, wanted: object) -> object:
         asked.append(wanted)
-        return types.SimpleNamespace(key="k9", info={"backends": ["cpu"]}, program=lambda name: world.programs / name)
+        return types.SimpleNamespace(
+            key="k9", kind="stock", info={"backends": ["cpu"]}, program=lambda name: world.programs / name
+        )
 
     monkeypatch.setattr(store, "resolve", resolve)
     monkeypatch.delenv("LLAMAFORK_PROGRAM_DIR", raising=False)
