@@ -12,7 +12,8 @@ from llamafork import proc
 def download(into: Path, *words: str | Path) -> proc.Result:
     """``pip download`` of *words* without dependencies into the folder *into*."""
     quiet = ("--disable-pip-version-check", "--no-input")
-    return proc.run([sys.executable, "-m", "pip", "download", "--no-deps", *quiet, *_resume(), "-d", into, *words])
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", *quiet, *_resume(), "-d", into, *words]
+    return proc.run(command, guarded=True)
 
 
 @cache

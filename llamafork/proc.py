@@ -1,4 +1,7 @@
-"""The one way to run another program: argument lists only, output captured or streamed, a shutdown ladder."""
+"""The one way to run another program: argument lists only, output captured or streamed, a shutdown ladder.
+
+Also the lock under which programs write: they share it, so that it outlives a killed wrapper as long as they do.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from llamafork import guard
-from llamafork.console import detail, redact_args
+from llamafork.console import detail, redact_args, warn
 from llamafork.errors import EnvironmentFault
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 Args = Sequence[str | Path]
+POSIX = os.name == "posix"
+_shared: list[int] = []  # descriptors of the locks now held, for the programs started meanwhile
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Result:
     code: int
     out: str
     err: str
+    raw: bytes = b""  # standard output undecoded
 
     @property
     def ok(self) -> bool:
@@ -37,6 +48,57 @@ def command_line(args: Args) -> str:
     return shlex.join(redact_args([str(a) for a in args]))
 
 
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """An exclusive lock; taking it again in the same process is fine.
+
+    Killing us does not kill a git that we started. So each program gets the descriptor of a flock as it starts: the
+    kernel frees that lock when the last holder ends, and the next run waits for the orphan instead of writing beside
+    it. Unlike a parent-death signal this costs nothing a call, does not depend on threads, and works on macOS.
+    """
+    own = _file_lock(path.absolute())
+    if own.is_locked:
+        yield
+        return
+    with own, _shared_lock(path) if POSIX else nullcontext():
+        yield
+
+
+@cache
+def _file_lock(path: Path) -> BaseFileLock:
+    from filelock import FileLock
+
+    return FileLock(path)
+
+
+@contextmanager
+def _shared_lock(path: Path) -> Iterator[None]:
+    import fcntl
+
+    with path.with_name(f"{path.name}.shared").open("ab") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            warn("an interrupted run left a program at work; waiting for it to end")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        _shared.append(handle.fileno())
+        stopped = False
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            stopped = True  # what we started may end after us: the lock is its until then
+            raise
+        finally:
+            _shared.remove(handle.fileno())
+            if not stopped:  # a daemon that some program left behind must not keep it
+                fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def shared_fds() -> tuple[int, ...]:
+    """For Popen's ``pass_fds`` where a program is started without :func:`run` or :func:`stream`."""
+    return tuple(_shared)
+
+
 def run(
     args: Args,
     *,
@@ -44,30 +106,74 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: str | bytes | None = None,
     timeout: float | None = None,
+    guarded: bool = False,
 ) -> Result:
-    """Run to the end and capture. A program that cannot be started is an :class:`EnvironmentFault`."""
+    """Run to the end and capture. A program that cannot be started is an :class:`EnvironmentFault`.
+
+    *guarded*: for what may take minutes, such as a download; it dies with us even if we are killed (see guard.py).
+    """
     words = [str(a) for a in args]
     detail(f"$ {command_line(words)}")
     data = stdin.encode() if isinstance(stdin, str) else stdin
+    with guardian() if guarded else nullcontext(_nobody) as name_group:
+        try:
+            child = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=guarded and POSIX,
+                pass_fds=shared_fds(),
+            )
+        except FileNotFoundError as error:
+            do = f"install {Path(words[0]).name}"
+            raise EnvironmentFault(f"cannot run {words[0]}", why=str(error), do=do) from error
+        except OSError as error:
+            raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
+        name_group(child.pid)
+        return _captured(child, words, data, timeout, guarded)
+
+
+def _captured(
+    child: subprocess.Popen[bytes], words: list[str], data: bytes | None, timeout: float | None, grouped: bool
+) -> Result:
     try:
-        done = subprocess.run(
-            words,
-            cwd=cwd,
-            env=env,
-            input=data,
-            capture_output=True,
-            timeout=timeout,
-            stdin=None if data is not None else subprocess.DEVNULL,
-        )
-    except FileNotFoundError as error:
-        raise EnvironmentFault(f"cannot run {words[0]}", why=str(error), do=f"install {Path(words[0]).name}") from error
-    except OSError as error:
-        raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
+        out, err = child.communicate(data, timeout=timeout)
+    except BaseException as error:
+        if grouped:
+            shut_down(child, grace=1.0)
+        else:
+            _end(child)
+        if isinstance(error, subprocess.TimeoutExpired):
+            return Result(tuple(words), 124, "", f"no answer within {timeout} s")
+        raise
+    finally:
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None and not pipe.closed:
+                _close(pipe)
+    return Result(tuple(words), child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), out)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()  # git removes its lock files
+    try:
+        child.wait(timeout=1.0)
     except subprocess.TimeoutExpired:
-        return Result(tuple(words), 124, "", f"no answer within {timeout} s")
-    return Result(
-        tuple(words), done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-    )
+        child.kill()
+        child.wait()
+
+
+def _nobody(_: int) -> None:
+    """Names no group to any guardian."""
+
+
+def _close(pipe: IO[bytes] | IO[str]) -> None:
+    try:
+        pipe.close()
+    except OSError:  # what was not written yet has no reader any more
+        pass
 
 
 def stream(
@@ -97,7 +203,8 @@ def stream(
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                start_new_session=os.name == "posix",
+                start_new_session=POSIX,
+                pass_fds=shared_fds(),
             )
         except OSError as error:
             raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
@@ -117,8 +224,8 @@ def stream(
 @contextmanager
 def guardian() -> Iterator[Callable[[int], None]]:
     """A small process that ends the group named to it if we are killed without a chance to do so."""
-    if os.name != "posix":
-        yield lambda _: None
+    if not POSIX:
+        yield _nobody
         return
     command = [sys.executable, "-I", "-S", str(Path(guard.__file__))]
     watcher = subprocess.Popen(
@@ -133,11 +240,8 @@ def guardian() -> Iterator[Callable[[int], None]]:
         yield lambda group: _write(watcher, f"{group}\n")
     finally:
         _write(watcher, "done\n")
-        try:
-            assert watcher.stdin is not None
-            watcher.stdin.close()
-        except OSError:
-            pass
+        assert watcher.stdin is not None
+        _close(watcher.stdin)
         watcher.wait()
 
 
@@ -153,7 +257,7 @@ def _write(watcher: subprocess.Popen[str], text: str) -> None:
 def signal_group(child: subprocess.Popen[str] | subprocess.Popen[bytes], number: int) -> None:
     """Send *number* to the child's whole group (it leads one), or to the child alone elsewhere."""
     try:
-        if os.name == "posix":
+        if POSIX:
             os.killpg(child.pid, number)
         else:
             child.send_signal(number)

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from llamafork import console, proc
 from llamafork.build import bundle, check, store
 from llamafork.build.request import Plan, bounded_jobs, decides_nothing
@@ -52,7 +50,7 @@ def make(plan: Plan, repo: Git, paths: Paths, *, again: bool = False) -> tuple[B
         return ready, False
     where = _places(plan, paths)
     where.root.mkdir(parents=True, exist_ok=True)
-    with FileLock(where.root.parent / f"{where.root.name}.lock"):
+    with proc.lock(where.root.parent / f"{where.root.name}.lock"):
         ready = store.find(paths, plan.key)
         if ready is not None and not again:
             return ready, False

@@ -40,8 +40,8 @@ class Outcome:
 
 def apply(paths: Paths, *, until: str | None = None, force: bool = False, offline: bool = False) -> Outcome:
     """Put the whole series (or its head up to *until*) into the work tree. Doing it again is a no-op."""
-    made = prepare.stack(paths, offline=offline)
     with prepare.locked(paths):
+        made = prepare.stack(paths, offline=offline)
         tree = worktree.open_tree(paths)
         if tree.state.edit and not force:
             raise _edit_open(tree)
@@ -64,6 +64,8 @@ def edit(paths: Paths, name: str, *, new: bool = False, force: bool = False, off
         made.series.find(name)
         tree = worktree.open_tree(paths)
         if tree.state.edit and not force:
+            if tree.state.edit.name == name:  # asked for again, as after an interruption: the edits in it stay
+                return tree.state.edit
             raise _edit_open(tree)
         worktree.bring(tree, made)
         worktree.guard(tree, force=force)
@@ -78,9 +80,12 @@ def _start(paths: Paths, name: str) -> None:
             f"{name!r} is not a name for a change", why="letters a-z, digits and '-' only", do="choose another"
         )
     order = paths.patches / "series"
-    if name in series.read_order(order):
-        raise PatchError(f"{name} exists already", do=f"llamafork patch edit {name}")
     message = paths.patches / name / "MESSAGE"
+    if name in series.read_order(order):
+        locked = series.read_lock(paths.patches / "series.lock")
+        if name not in locked and set(message.parent.glob("*")) == {message}:
+            return  # only begun, by a run that was interrupted
+        raise PatchError(f"{name} exists already", do=f"llamafork patch edit {name}")
     if not message.exists():
         write_atomic(message, TEMPLATE.format(name=name, under=name.replace("-", "_")))
     text = order.read_text(encoding="utf-8")
@@ -97,8 +102,9 @@ def abort(paths: Paths) -> str:
         worktree.guard(tree, force=True)
         if state.edit.new:
             _forget(paths, state.edit.name, tree)
-        tree.save(replace(state, edit=None))
-        tree.repo.run("read-tree", "--reset", "-u", "HEAD")
+        head = tree.repo.text("rev-parse", "HEAD")
+        worktree.checkout(tree, head, state.edit)  # the edit stays open until its files are back
+        tree.save(State(head))
         return state.edit.name
 
 
@@ -201,8 +207,9 @@ def _open_conflict(paths: Paths, tree: WorkTree, conflict: replay.Conflict, star
     if not conflict.tree:
         return
     parent = parents[-1]
-    tree.repo.run("read-tree", "--reset", "-u", parent)
-    tree.repo.run("update-ref", "HEAD", parent)
+    # Interrupted from here on, the edit that was refreshed is closed (it is in patches/), and refresh comes here again.
+    worktree.checkout(tree, parent, None)
+    tree.save(replace(tree.state, checkout=parent))
     tree.repo.run("read-tree", "-m", "-u", parent, conflict.tree)
     tree.repo.run("read-tree", parent)  # the index stays at the parent, so that `git diff` shows the change
     tree.save(State(parent, "", Edit(conflict.change.name, parent)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamafork.errors import PatchError
+from llamafork.errors import UsageError
 from llamafork.paths import write_atomic
 from llamafork.source import replay, series
 from llamafork.source.prepare import Stack
@@ -69,7 +69,7 @@ def mbox(made: Stack, target: Path) -> list[Path]:
 def _filling(target: Path) -> Iterator[Path]:
     """A folder beside *target* that takes its name when the block ends: an interrupted export leaves nothing there."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise PatchError(f"{target} is not an empty folder", do="name a new folder")
+        raise UsageError(f"{target} is not an empty folder", do="name a new folder")
     part = target.with_name(f".part-{target.name}")
     if part.exists():
         shutil.rmtree(part)

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
-from llamafork import console, pip
+from llamafork import console, pip, proc
 from llamafork.errors import EnvironmentFault, LlamaforkError, SourceError, disk_full
 from llamafork.paths import Paths, remove_tree
 from llamafork.source import git, read
@@ -57,7 +55,7 @@ def fetch(paths: Paths, pin: Pin, *, offline: bool = False) -> Fetched:
     Raises :class:`SourceError` that lists what each source said when none gave the pinned tree.
     """
     paths.cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(paths.cache / "upstream.lock"):
+    with proc.lock(paths.cache / "upstream.lock"):
         found = cached(paths, pin)
         if found is not None:
             return found
@@ -104,7 +102,8 @@ def _take(paths: Paths, pin: Pin, source: Source) -> Fetched:
 def _git_entries(repo: Git, pin: Pin, source: Source) -> Iterator[read.Entry]:
     if source.ref.startswith("-") or source.url.startswith("-"):
         raise SourceError("a URL or a ref cannot begin with '-'", do="write URL@REF")
-    repo.run("fetch", "--depth", "1", "--no-tags", "--force", source.url, f"{source.ref}:refs/fetched/{pin.version}")
+    wanted = f"{source.ref}:refs/fetched/{pin.version}"
+    repo.run("fetch", "--depth", "1", "--no-tags", "--force", source.url, wanted, guarded=True)
     yield from read.commit(repo, f"refs/fetched/{pin.version}", pin)
 
 
@@ -117,7 +116,12 @@ def _import(repo: Git, pin: Pin, entries: Iterator[read.Entry], label: str) -> F
     who = f"{git.IDENTITY} <{git.IDENTITY}@localhost> {git.EPOCH} +0000".encode()
     command = ["git", f"--git-dir={repo.git_dir}", "fast-import", "--quiet", "--force", "--done"]
     worker = subprocess.Popen(
-        command, env=git.environment(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        env=git.environment(),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=proc.shared_fds(),
     )
     assert worker.stdin is not None
     assert worker.stderr is not None
@@ -269,7 +273,7 @@ def local(paths: Paths, pin: Pin, where: Path) -> Fetched:
     if not where.exists():
         raise SourceError(f"no such file or folder: {where}", do="name an archive or a folder")
     paths.cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(paths.cache / "upstream.lock"):  # read and compared also when the tree is there already
+    with proc.lock(paths.cache / "upstream.lock"):  # read and compared also when the tree is there already
         return _take(paths, pin, Source(kind, path=str(where)))
 
 
@@ -278,4 +282,11 @@ def clean(paths: Paths) -> list[Path]:
     gone = [p for p in (paths.cache / "downloads", paths.cache / "upstream.git") if p.exists()]
     for path in gone:
         remove_tree(path)
+    sweep_removed(paths.cache)
     return gone
+
+
+def sweep_removed(folder: Path) -> None:
+    """Finish what an interrupted removal left beside its place."""
+    for left in folder.glob(".gone-*"):
+        shutil.rmtree(left)

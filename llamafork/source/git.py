@@ -12,7 +12,7 @@ from llamafork import proc
 from llamafork.errors import EnvironmentFault, PatchError, SourceError
 
 MINIMUM = (2, 32)  # `git apply --3way --cached` works from here on
-IDENTITY = "llamafork"
+IDENTITY = BRANCH = "llamafork"
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z, so that commit hashes repeat everywhere
 
 # Each option here is one that some user's configuration could change.
@@ -77,7 +77,9 @@ class Git:
     index: Path | None = None
     extra: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *args: str | Path, stdin: str | bytes | None = None, check: bool = True) -> proc.Result:
+    def run(
+        self, *args: str | Path, stdin: str | bytes | None = None, check: bool = True, guarded: bool = False
+    ) -> proc.Result:
         head: list[str | Path] = ["git", "-c", f"safe.directory={self.work_tree or self.git_dir}"]
         for item in CONFIG:
             head += ["-c", item]
@@ -85,7 +87,7 @@ class Git:
         if self.work_tree is not None:
             head.append(f"--work-tree={self.work_tree}")
         env = environment(self.extra | ({"GIT_INDEX_FILE": str(self.index)} if self.index else {}))
-        done = proc.run([*head, *args], cwd=self.work_tree, env=env, stdin=stdin)
+        done = proc.run([*head, *args], cwd=self.work_tree, env=env, stdin=stdin, guarded=guarded)
         if check and not done.ok:
             raise _failure(done)
         return done
@@ -95,13 +97,11 @@ class Git:
 
     def raw(self, *args: str) -> bytes:
         """Standard output undecoded, for file contents and diffs."""
-        import subprocess
-
         words = ["git", *[w for c in CONFIG for w in ("-c", c)], f"--git-dir={self.git_dir}", *args]
-        done = subprocess.run(words, env=environment(self.extra), capture_output=True, stdin=subprocess.DEVNULL)
-        if done.returncode != 0:
-            raise PatchError(f"git {args[0]} failed", why=done.stderr.decode("utf-8", "replace").strip())
-        return done.stdout
+        done = proc.run(words, env=environment(self.extra))
+        if not done.ok:
+            raise PatchError(f"git {args[0]} failed", why=done.err.strip())
+        return done.raw
 
     def with_index(self, index: Path) -> Git:
         return Git(self.git_dir, self.work_tree, index, self.extra)
@@ -147,14 +147,14 @@ def init(git_dir: Path, work_tree: Path | None = None) -> Git:
     git_dir.mkdir(parents=True, exist_ok=True)
     repo = Git(git_dir)
     if not (git_dir / "HEAD").is_file():
-        done = proc.run(["git", "init", "-q", "--bare", git_dir], env=environment())
+        done = proc.run(["git", "init", "-q", "--bare", f"--initial-branch={BRANCH}", git_dir], env=environment())
         if not done.ok:
             raise _failure(done)
-    (git_dir / "info").mkdir(exist_ok=True)
-    (git_dir / "info" / "attributes").write_text(ATTRIBUTES)
     if work_tree is not None:
         for key, value in (("core.bare", "false"), ("core.autocrlf", "false"), ("commit.gpgsign", "false")):
             repo.run("config", key, value)
+    (git_dir / "info").mkdir(exist_ok=True)
+    (git_dir / "info" / "attributes").write_text(ATTRIBUTES)  # comes last: without it, the rest may be missing too
     return Git(git_dir, work_tree)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
-from filelock import FileLock
-
-from llamafork import console
+from llamafork import console, proc
 from llamafork.errors import PatchError, SourceError, UsageError
 from llamafork.paths import Paths
 from llamafork.source import fetch, pin, replay, series
@@ -47,15 +45,10 @@ class Stack:
         return commits[[a.change.name for a in self.applied].index(name)]
 
 
-@cache
-def _lock(path: Path) -> FileLock:
-    return FileLock(path)
-
-
-def locked(paths: Paths) -> FileLock:
+def locked(paths: Paths) -> AbstractContextManager[None]:
     """One lock for store and work tree; taking it again in the same process is fine."""
     paths.cache.mkdir(parents=True, exist_ok=True)
-    return _lock(paths.cache / "source.lock")
+    return proc.lock(paths.cache / "source.lock")
 
 
 def pinned(paths: Paths, *, offline: bool = False) -> Fetched:

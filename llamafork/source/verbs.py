@@ -38,7 +38,8 @@ def source_status(ns: argparse.Namespace, paths: Paths) -> int:
         "edited files": len(tree.dirty()) if tree and state.head else 0,
         "left half done": ", ".join(tree.unfinished()) if tree else "",
     }
-    for key, value in facts.items():
+    shown = {**facts, "fetched": "yes" if found else "no", "left half done": facts["left half done"] or "nothing"}
+    for key, value in shown.items():
         console.result(f"{key:15} {value}")
     console.emit("source", facts)
     return Exit.OK
@@ -52,6 +53,8 @@ def source_clean(ns: argparse.Namespace, paths: Paths) -> int:
             worktree.guard(tree, force=ns.force)
             remove_tree(tree.path)
             gone.append(tree.path)
+        if ns.work_tree:
+            fetch.sweep_removed(paths.work_tree.parent)
     for path in gone:
         console.result(f"removed {path}")
     console.emit("source", {"removed": gone})
@@ -131,6 +134,11 @@ def _outcome(done: edit.Outcome, paths: Paths) -> int:
 
 
 def patch_export(ns: argparse.Namespace, paths: Paths) -> int:
+    with prepare.locked(paths):
+        return _export(ns, paths)
+
+
+def _export(ns: argparse.Namespace, paths: Paths) -> int:
     made = prepare.stack(paths, offline=ns.offline)
     if ns.check:
         different = export.check(made)

@@ -18,7 +18,6 @@ from llamafork.source.git import Git
 from llamafork.source.prepare import Stack
 
 UNFINISHED = ("rebase-apply", "rebase-merge", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG")
-BRANCH = "refs/heads/llamafork"
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ def open_tree(paths: Paths) -> WorkTree:
         tree = WorkTree(path, Git(path / ".git", path))
         tree.save(State())
     if not (tree.path / ".git" / "HEAD").is_file() or not (tree.path / ".git" / "info" / "attributes").is_file():
+        git.sweep_locks(tree.path / ".git")
         git.init(tree.path / ".git", tree.path)
-        tree.repo.run("symbolic-ref", "HEAD", BRANCH)
     for ours in ("refs/llamafork", "refs/pins"):
         for left in (tree.path / ".git" / ours).rglob("*.lock"):
             left.unlink(missing_ok=True)
@@ -130,7 +129,7 @@ def _recover(tree: WorkTree) -> None:
     target = tree.repo.files(state.checkout)
     edits = [path for path in _changed(tree) if not _matches(tree, path, target.get(path, ("", ""))[1])]
     rescue(tree, edits)
-    _checkout(tree, state.checkout, state.edit)
+    checkout(tree, state.checkout, state.edit)
 
 
 def _changed(tree: WorkTree) -> list[str]:
@@ -234,11 +233,12 @@ def move_to(tree: WorkTree, commit: str, edit: Edit | None = None) -> bool:
     state = tree.state
     if state.head == commit and state.edit == edit and tree.repo.resolve("HEAD") == commit and not tree.dirty():
         return False
-    _checkout(tree, commit, edit)
+    checkout(tree, commit, edit)
     return True
 
 
-def _checkout(tree: WorkTree, commit: str, edit: Edit | None) -> None:
+def checkout(tree: WorkTree, commit: str, edit: Edit | None) -> None:
+    """Bring the files to *commit*, whatever they are now; an interruption is made good by :func:`open_tree`."""
     tree.save(replace(tree.state, checkout=commit, edit=edit))
     tree.repo.run("read-tree", "--reset", "-u", commit)
     tree.repo.run("update-ref", "HEAD", commit)

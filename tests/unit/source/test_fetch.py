@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import signal
 import subprocess
-import sys
 import tarfile
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -124,24 +120,6 @@ def test_each_failure_of_pip_has_its_message(said: str, kind: type[Exception], w
     assert word in str(found)
 
 
-def test_offline_opens_no_socket_and_says_what_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a socket was opened")
-
-    world.write(
-        world.repo / "vendor/upstream.toml",
-        (world.repo / "vendor/upstream.toml")
-        .read_text()
-        .replace('kind = "folder"', 'kind = "git"')
-        .replace("path =", "url =")
-        + 'ref = "b11434"\n',
-    )
-    monkeypatch.setattr("socket.socket.connect", refuse)
-    code, _, err = world.run("source", "fetch", "--offline")
-    assert code == Exit.SOURCE
-    assert "--offline forbids" in err
-
-
 def test_offline_works_from_the_cache(world: World) -> None:
     world.ok("source", "fetch")
     world.pin(path=world.base / "gone", tree=prepare.pinned(world.paths).tree)
@@ -221,32 +199,3 @@ def test_an_unknown_build_number_must_be_given(world: World) -> None:
         with pytest.raises(Exception, match="not known"):
             prepare.upstream_pin(world.paths, str(folder), number)
     assert prepare.upstream_pin(world.paths, str(folder), 12000).build == 12000
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["INT", "KILL"])
-@pytest.mark.parametrize("words", [("source", "fetch"), ("patch", "apply"), ("patch", "refresh")], ids=" ".join)
-def test_interrupted_anywhere_and_run_again_ends_in_the_same_state(
-    three: World, sent: signal.Signals, words: tuple[str, str]
-) -> None:
-    """Interrupting at any point and running again ends as running once does."""
-    for n in range(400):
-        three.write(three.upstream / f"src/gen{n}.cpp", f"int gen{n};\n" * 200)
-    three.ok("source", "clean", "--work-tree")
-    three.ok("patch", "refresh")
-    three.ok("patch", "apply")
-    tree_files, patch_files = three.files(), three.files(three.repo / "patches")
-    command = [sys.executable, "-m", "llamafork", *words]
-    started = time.monotonic()
-    three.ok("source", "clean", "--work-tree")
-    assert subprocess.run(command, capture_output=True).returncode == 0
-    full = time.monotonic() - started
-    for part in (0.35, 0.6, 0.85):
-        three.ok("source", "clean", "--work-tree")
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(full * part)
-        os.killpg(child.pid, sent)
-        child.wait()
-        assert subprocess.run(command, capture_output=True).returncode == 0, f"killed at {part}"
-        three.ok("patch", "apply")
-        assert three.files() == tree_files
-        assert three.files(three.repo / "patches") == patch_files

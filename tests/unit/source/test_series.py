@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -364,38 +360,32 @@ def test_a_failed_check_gives_one_json_object(three: World) -> None:
     assert "third/hooks.diff" in json.loads(out)["error"]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["INT", "KILL"])
-@pytest.mark.parametrize("part", [0.4, 0.8])
-def test_an_interrupted_refresh_of_an_edit_can_be_run_again(three: World, sent: signal.Signals, part: float) -> None:
-    """Both the change's own files and those of the changes behind it are rewritten; nothing may be lost between."""
-
-    def begin() -> None:
-        three.ok("patch", "edit", "first")
-        three.edit("src/main.cpp", "int line_3_first;", "int line_3_better;")
-
-    kept = three.base / "kept"
-    shutil.copytree(three.repo / "patches", kept)
-    begin()
-    command = [sys.executable, "-m", "llamafork", "patch", "refresh"]
-    started = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True)
-    full = time.monotonic() - started
-    want = three.files(three.repo / "patches")
-    shutil.rmtree(three.repo / "patches")
-    shutil.copytree(kept, three.repo / "patches")
-    three.ok("patch", "apply")
-    begin()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    time.sleep(full * part)
-    os.killpg(child.pid, sent)
-    child.wait()
-    three.ok("patch", "refresh")
-    assert three.files(three.repo / "patches") == want
-    three.ok("patch", "export", "--check")
-
-
 def test_an_export_that_was_interrupted_can_be_run_again(three: World) -> None:
     three.write(three.base / ".part-out/left", "of a killed run")
     three.ok("patch", "export", "--folder", str(three.base / "out"))
     assert three.files(three.base / "out") == three.files(three.repo / "patches")
     assert not (three.base / ".part-out").exists()
+
+
+def test_export_wants_an_empty_folder(three: World) -> None:
+    three.write(three.base / "out/mine.txt", "mine\n")
+    for kind in ("--mbox", "--folder"):
+        assert three.run("patch", "export", kind, str(three.base / "out"))[0] == Exit.USAGE
+    assert three.files(three.base / "out") == {"mine.txt": b"mine\n"}
+
+
+def test_an_edit_asked_for_again_is_the_same_edit(three: World) -> None:
+    """As after an interruption; what was edited in it meanwhile stays."""
+    first = three.json("patch", "edit", "second")
+    three.edit("src/main.cpp", "int line_1;", "int mine;")
+    assert three.json("patch", "edit", "second") == first
+    assert "int mine;" in (three.tree / "src/main.cpp").read_text()
+    assert three.run("patch", "edit", "first")[0] == Exit.PATCH
+
+
+def test_status_is_said_in_words(three: World) -> None:
+    said = [line.split(None, 1) for line in three.ok("source", "status").splitlines()]
+    assert ["fetched", "yes"] in said
+    assert ["left", "half done  nothing"] in said
+    three.ok("source", "clean")
+    assert ["fetched", "no"] in [line.split(None, 1) for line in three.ok("source", "status").splitlines()]
