@@ -20,6 +20,8 @@ PASS_THROUGH = {
     "bench": "run the built llama-bench; everything else is passed on",
 }
 BACKENDS = ("cpu", "rpc", "cuda", "vulkan", "hip", "metal", "sim")
+SUITES = ("identity", "quality", "speed")
+TRACE_POLICIES = ("lru", "lfu", "belady")
 PROFILES = ("release", "test", "asan", "tsan")
 
 
@@ -65,6 +67,15 @@ def parser() -> argparse.ArgumentParser:
     )
     model.set_defaults(call="llamafork.synth.verbs:make_model")
     _lazy_model_arguments(model)
+    _compare(
+        verbs.add_parser(
+            "compare",
+            help="two builds on the same work: what differs",
+            parents=[common],
+            description="two builds on the same work: what differs",
+        )
+    )
+    _trace(verbs.add_parser("trace", help="which experts a model uses: record, look, simulate caches"), common)
     doctor = verbs.add_parser(
         "doctor",
         help="check this machine: tools, builds, environment",
@@ -181,9 +192,54 @@ def _builds(at: argparse.ArgumentParser, common: Parser) -> None:
             verb.add_argument("--dry-run", action="store_true")
 
 
-def _action(verbs: Any, common: Parser, group: str, name: str, text: str) -> argparse.ArgumentParser:
+def _compare(at: argparse.ArgumentParser) -> None:
+    at.set_defaults(call="llamafork.compare.verbs:compare")
+    what = "a build's key or its first letters, `stock`, or a folder of programs of any llama.cpp"
+    at.add_argument("a", metavar="A", help=what)
+    at.add_argument("b", metavar="B", nargs="?", default="stock", help="the same (default: stock)")
+    at.add_argument("--model", action="append", required=True, metavar="FILE", help="may be repeated")
+    at.add_argument("--suite", action="append", choices=SUITES, help="default: identity")
+    at.add_argument("--on", action="append", metavar="PLACE", help="cpu, sim, sim2, rpc2 … (default: all)")
+    at.add_argument("--text", metavar="FILE", help="quality: the text (default: Python's manual)")
+    at.add_argument("--max-kl", type=float, default=1e-4, metavar="X", help="quality: mean divergence allowed (1e-4)")
+    at.add_argument("--rounds", type=_positive, default=9, metavar="N", help="speed: rounds of A and B (default 9)")
+    at.add_argument("--threshold", type=float, default=0.02, metavar="X", help="speed: what does not count (0.02)")
+    at.add_argument("--threads", type=_positive, default=1, metavar="N", help="speed: of the host (default 1)")
+    at.add_argument("--env-a", action="append", metavar="NAME=VALUE", help="speed: a variable for A alone")
+    at.add_argument("--markdown", metavar="FILE")
+    at.add_argument("--junit", metavar="FILE")
+    at.add_argument("--self-test", action="store_true", help="allow A and B to be the same build")
+
+
+def _trace(at: argparse.ArgumentParser, common: Parser) -> None:
+    verbs = at.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    call = "llamafork.trace.verbs"
+    record = _action(
+        verbs, common, "", "record", "run a model and write down the experts it uses", call=f"{call}:record"
+    )
+    record.add_argument("model", metavar="MODEL")
+    record.add_argument("out", metavar="OUT")
+    text = record.add_mutually_exclusive_group(required=True)
+    text.add_argument("-p", "--prompt", metavar="TEXT")
+    text.add_argument("-f", "--file", metavar="FILE", help="the prompt is in this file")
+    record.add_argument("-n", "--tokens", type=_positive, default=256, metavar="N", help="to generate (default 256)")
+    record.add_argument("--build", metavar="KEY", help="this build instead of the current one")
+    record.add_argument("more", nargs="*", metavar="-- OPTION", help="after --: options of llama-completion")
+    info = _action(verbs, common, "", "info", "what a trace holds", call=f"{call}:info")
+    info.add_argument("trace", metavar="TRACE")
+    simulate = _action(
+        verbs, common, "", "simulate", "hit rates of cache policies on a trace", call=f"{call}:simulated"
+    )
+    simulate.add_argument("trace", metavar="TRACE")
+    simulate.add_argument("--slots", type=_positive, action="append", metavar="N", help="a layer (default: 1/8 to 3/4)")
+    simulate.add_argument("--policy", action="append", choices=TRACE_POLICIES, help="default: all")
+    simulate.add_argument("--skip", type=int, default=64, metavar="N", help="tokens that fill the cache (default 64)")
+    simulate.add_argument("--all", action="store_true", help="the prompt's tokens too, not only what was generated")
+
+
+def _action(verbs: Any, common: Parser, group: str, name: str, text: str, *, call: str = "") -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = verbs.add_parser(name, help=text, parents=[common], description=text)
-    made.set_defaults(call=f"llamafork.source.verbs:{group}_{name}")
+    made.set_defaults(call=call or f"llamafork.source.verbs:{group}_{name}")
     return made
 
 

@@ -25,15 +25,14 @@ def main() -> int:
     started = time.monotonic()
     model = where.data / "models" / f"{MODEL}.gguf"
     console.say("1/3  build the fork (upstream is fetched and patched first)", style="bold")
-    steps = [["build"]]
-    if not model.is_file():
-        steps.append(["make-model", "--name", MODEL, str(model)])
-    for number, words in enumerate(steps):
-        if number:
-            console.say("2/3  write a small MoE model (random weights: it babbles)", style="bold")
-        code = cli.main(words)
-        if code != 0:
-            return code
+    code = cli.main(["build"])
+    if code != 0:
+        return code
+    console.say("2/3  write a small MoE model (random weights: it babbles)", style="bold")
+    if model.is_file():
+        console.say(f"  it is there from an earlier run: {model}")
+    elif (code := cli.main(["make-model", "--name", MODEL, str(model)])) != 0:
+        return code
     console.say("3/3  serve it and ask one question", style="bold")
     try:
         _chat(model)

@@ -20,8 +20,10 @@ from llamafork.build.store import Build
 from llamafork.run import client
 
 ROOT = Path(__file__).resolve().parents[1]
-TEST_TARGETS = ("llama-server", "llama-bench", "llama-completion", "llama-perplexity", "ggml-rpc-server",
-                "test-backend-ops", "test-sim-device")  # fmt: skip
+# With simulated devices and test programs; flags are those of a release, so that the compiler cache serves both.
+SIM = ("--backend", "rpc", "--backend", "sim", "-C", "-DLLAMA_BUILD_TESTS=ON")
+for _name in ("llama-server", "llama-bench", "llama-results", "ggml-rpc-server", "test-backend-ops", "test-sim-device"):
+    SIM += ("--target", _name)
 PROMPT = "The expert cache keeps"
 
 

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llamafork.errors import UsageError
-from llamafork.synth.layouts import GGML, LAYOUTS, Role, tensors
+from llamafork.synth.archs import LAYOUTS
+from llamafork.synth.layouts import rows, tensors
+from llamafork.synth.quants import QUANTS, fitting
+from llamafork.synth.table import FLOAT_ONLY, GGML, Role
 from llamafork.synth.tokenizer import MIN_VOCAB
-
-FLOAT_ONLY = frozenset({Role.NORM, Role.ROUTER})
-
-
-@dataclass(frozen=True)
-class Quant:
-    """The types a ``--type`` stands for; ``file_type`` is llama_ftype of llama.h."""
-
-    matrix: str
-    experts: str
-    file_type: int
-
-
-# Every type that gguf-py can quantise and upstream can multiply everywhere. gguf-py cannot make K or IQ quants;
-# TQ1_0 and TQ2_0 it can make, but no CUDA kernel multiplies them. MXFP4 is for experts only, as in MXFP4_MOE files.
-QUANTS: dict[str, Quant] = {
-    "F32": Quant("F32", "F32", 0),
-    "F16": Quant("F16", "F16", 1),
-    "BF16": Quant("BF16", "BF16", 32),
-    "Q8_0": Quant("Q8_0", "Q8_0", 7),
-    "Q4_0": Quant("Q4_0", "Q4_0", 2),
-    "Q4_1": Quant("Q4_1", "Q4_1", 3),
-    "Q5_0": Quant("Q5_0", "Q5_0", 8),
-    "Q5_1": Quant("Q5_1", "Q5_1", 9),
-    "MXFP4": Quant("Q8_0", "MXFP4", 38),
-}
 
 
 @dataclass(frozen=True)
@@ -54,6 +32,25 @@ class ModelSpec:
     quant: str = "Q8_0"
     seed: int = 0
     name: str = ""
+    n_dense: int = 0
+    n_shared: int = 0
+    merged: bool = False  # gate and up of the experts in one tensor
+    layer_types: tuple[str, ...] = ()  # of the experts, for one layer with experts after the other
+    mtp: bool = False
+    mtp_only: bool = False  # the MTP block alone, for a file of its own
+    bench: bool = False  # made quickly, and routed with this much reuse and skew: llamafork.synth.bench
+    reuse: float = 0.5
+    skew: float = 0.5
+
+    @property
+    def n_blocks(self) -> int:
+        """Layers as upstream counts them: with the MTP block."""
+        return self.n_layer + (1 if self.mtp or self.mtp_only else 0)
+
+    @property
+    def layers(self) -> range:
+        """Those that the file holds."""
+        return range(self.n_layer if self.mtp_only else 0, self.n_blocks)
 
     @property
     def title(self) -> str:
@@ -61,13 +58,23 @@ class ModelSpec:
         if self.name:
             return self.name
         seed = f"-s{self.seed}" if self.seed else ""
-        return f"{self.arch}-{self.n_layer}l-{self.n_expert}x{self.n_expert_used}-{self.quant.lower()}{seed}"
+        extras = [
+            *([f"{self.n_dense}dense"] if self.n_dense else ()),
+            *(["merged"] if self.merged else ()),
+            *([f"bench-r{self.reuse:g}-k{self.skew:g}"] if self.bench else ()),
+            *(["mtp"] if self.mtp or self.mtp_only else ()),
+        ]
+        types = "-".join(self.layer_types or (self.quant,)).lower()
+        return "-".join([self.arch, f"{self.n_layer}l", f"{self.n_expert}x{self.n_expert_used}", types + seed, *extras])
 
-    def type_of(self, role: Role) -> str:
+    def type_of(self, role: Role, width: int, turn: int = 0) -> str:
+        """The type of a tensor with rows of *width*, in the *turn*-th layer with experts."""
         if role in FLOAT_ONLY:
             return "F32"
-        quant = QUANTS[self.quant]
-        return quant.experts if role is Role.EXPERT else quant.matrix
+        wanted = QUANTS[self.quant].of(role)
+        if role is Role.EXPERT and self.layer_types:
+            wanted = self.layer_types[turn % len(self.layer_types)]
+        return fitting(wanted, width, floats=role is not Role.EXPERT)
 
 
 # Option, least and most. Layers and experts are bounded by LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS of llama-hparams.h.
@@ -83,6 +90,8 @@ LIMITS: dict[str, tuple[str, int, int]] = {
     "n_ctx_train": ("--ctx", 256, 1 << 24),  # upstream rounds contexts up to 256; its tools abort on a handful
     "vocab": ("--vocab", MIN_VOCAB, 1_000_000),
     "seed": ("--seed", 0, (1 << 63) - 1),
+    "n_dense": ("--dense", 0, 511),
+    "n_shared": ("--shared", 0, 8),
 }
 WIDTH_OPTION = {"embd": "--embd", "ff": "--ff", "q": "--heads times --head-dim", "head": "--head-dim"}
 
@@ -96,12 +105,16 @@ def validate(spec: ModelSpec) -> None:
             why = "the tokenizer needs its bytes, control tokens and a merge" if field == "vocab" and value > 0 else ""
             raise UsageError(f"{option} {value} is out of range", why=why, do=f"give {least} to {most}")
     _relations(spec)
-    LAYOUTS[spec.arch].check(spec)
+    _features(spec)
+    for check in LAYOUTS[spec.arch].checks:
+        check(spec)
     _widths(spec)
 
 
 def _names(spec: ModelSpec) -> None:
-    for option, value, known in (("--arch", spec.arch, list(LAYOUTS)), ("--type", spec.quant, list(QUANTS))):
+    asked = [("--arch", spec.arch, list(LAYOUTS)), ("--type", spec.quant, list(QUANTS))]
+    asked += [("--layer-types", one, list(QUANTS)) for one in spec.layer_types]
+    for option, value, known in asked:
         if value not in known:
             raise UsageError(f"{option} {value} is not supported", do=f"choose from: {', '.join(known)}")
     if spec.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", spec.name):
@@ -125,20 +138,72 @@ def _relations(spec: ModelSpec) -> None:
             why="each key/value head serves the same number of query heads",
             do=f"--kv-heads one of {', '.join(map(str, fits))}",
         )
+    for option, part, most in (("--reuse", spec.reuse, 1.0), ("--skew", spec.skew, 10.0)):
+        if not 0 <= part <= most:
+            raise UsageError(f"{option} {part:g} is out of range", do=f"give 0 to {most:g}")
+    if spec.n_dense >= spec.n_layer:
+        raise UsageError(
+            f"--dense {spec.n_dense} leaves no layer with experts", do=f"--layers {spec.n_dense + 1} or more"
+        )
+
+
+def _features(spec: ModelSpec) -> None:
+    """What the architecture, or upstream's loader of it, does not have."""
+    table = LAYOUTS[spec.arch]
+    least, most = table.shared
+    lacks = [
+        ("--gate-up merged", spec.merged, "merged", "upstream's loader of it takes gate and up only as two tensors"),
+        ("--dense", spec.n_dense > 0, "dense", "all of its layers have experts"),
+        ("--mtp", spec.mtp, "mtp", "upstream loads no MTP block of it"),
+        ("--mtp-file", spec.mtp_only, "mtp_file", "upstream loads no separate file with its MTP block"),
+    ]
+    for option, asked, has, why in lacks:
+        if asked and not getattr(table, has):
+            able = [name for name, one in LAYOUTS.items() if getattr(one, has)]
+            raise UsageError(f"{spec.arch} has no {option}", why=why, do=f"leave it out, or choose {', '.join(able)}")
+    if not least <= spec.n_shared <= most:
+        allowed = str(least) if least == most else f"{least} to {most}"
+        raise UsageError(f"--shared {spec.n_shared} is not possible with {spec.arch}", do=f"give {allowed}")
+    if spec.n_blocks > LIMITS["n_layer"][2]:
+        raise UsageError(f"--layers {spec.n_layer} leaves no room for an MTP block", do=f"--layers {spec.n_layer - 1}")
+    if spec.n_layer < table.least_layers:
+        raise UsageError(
+            f"--layers {spec.n_layer} is too few for {spec.arch}",
+            why="it has layers of several kinds, and upstream expects each of them",
+            do=f"--layers {table.least_layers} or more",
+        )
 
 
 def _widths(spec: ModelSpec) -> None:
-    rows = dict(LAYOUTS[spec.arch].rows(1))
-    for tensor in tensors(replace(spec, n_layer=1)):
+    """Widths that the user chose must be whole blocks; for the others, :func:`fitting` finds a type."""
+    few = replace(spec, n_layer=min(spec.n_layer, spec.n_dense + 4), layer_types=spec.layer_types[:4])
+    of = {name: row for name, row, _ in rows(few)}
+    for tensor in tensors(few):
         block, width = GGML[tensor.type].block, tensor.shape[0]
+        dim = of[tensor.name].dims[0]
+        asked = QUANTS[spec.quant].of(tensor.role)
+        if tensor.type == "F16" != asked and dim in WIDTH_OPTION:  # a substitute, though the option can be changed
+            block = 32
         step = max(block, 2)
-        if width % step == 0:
+        if width % step == 0 or (tensor.role in FLOAT_ONLY and dim not in WIDTH_OPTION):
             continue
-        dim = rows[tensor.name].dims[0]
-        stored = f"{tensor.type} comes in blocks of {block}" if block > 1 else "CUDA's kernels load pairs (mmvf.cu)"
+        kind = asked if block > 1 and tensor.type == "F16" else tensor.type
+        stored = f"{kind} comes in blocks of {block}" if block > 1 else "CUDA's kernels load pairs (mmvf.cu)"
         near = " or ".join(str(n) for n in (width // step * step, width // step * step + step) if n)
         raise UsageError(
-            f"{WIDTH_OPTION.get(dim, dim)} is {width}, not a multiple of {step}",
+            f"{WIDTH_OPTION.get(str(dim), dim)} is {width}, not a multiple of {step}",
             why=f"it is the row width of {tensor.name}, and {stored}",
             do=f"make it {near}" + (", or choose --type F16" if block > 1 else ""),
         )
+
+
+def sized(arch: str, **given: Any) -> ModelSpec:
+    """A spec of *arch* with its own defaults for what is not given."""
+    table, usual = LAYOUTS[arch], ModelSpec()
+    layers, heads = given.get("n_layer", usual.n_layer), given.get("n_head", usual.n_head)
+    sizes: dict[str, Any] = {
+        "n_dense": min(1, layers - 1) if table.dense else 0,
+        "n_shared": min(1, table.shared[1]),
+        "n_head_kv": heads if table.all_heads else usual.n_head_kv,
+    }
+    return ModelSpec(arch=arch, **(sizes | given))

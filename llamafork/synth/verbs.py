@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from llamafork import console
 from llamafork.errors import Exit, UsageError
 from llamafork.paths import Paths, show
-from llamafork.synth.layouts import LAYOUTS
-from llamafork.synth.spec import LIMITS, QUANTS, ModelSpec, validate
+from llamafork.synth import bench, splits
+from llamafork.synth.archs import LAYOUTS
+from llamafork.synth.quants import QUANTS
+from llamafork.synth.spec import LIMITS, ModelSpec, sized, validate
 from llamafork.synth.writer import ModelSummary, write_model
 
 HELP = {
@@ -22,19 +24,29 @@ HELP = {
     "n_expert": "experts per layer",
     "n_expert_used": "experts used per token",
     "n_ff_exp": "width of an expert",
+    "n_dense": "layers without experts before the first with, where the architecture has such",
+    "n_shared": "shared experts, where the architecture has such",
     "n_ctx_train": "context length the model claims",
     "vocab": "tokens",
     "seed": "another seed, other weights",
 }
+BY_ARCH = {"n_dense": "by architecture, 0 or 1", "n_shared": "by architecture, 0 or 1"}
+ALIASES = {"openai-moe": "gpt-oss"}  # upstream's source calls it one, its files the other
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     base = ModelSpec()
     parser.add_argument("out", nargs="?", metavar="OUT", type=Path, help="file to write (default: models/ of our data)")
-    parser.add_argument("--arch", choices=sorted(LAYOUTS), default=base.arch, help=f"default: {base.arch}")
+    parser.add_argument(
+        "--arch",
+        type=lambda name: ALIASES.get(name, name),
+        choices=sorted(LAYOUTS),
+        default=base.arch,
+        help=f"default: {base.arch}",
+    )
     for field, text in HELP.items():
-        option, value = LIMITS[field][0], getattr(base, field)
-        parser.add_argument(option, dest=field, type=int, metavar="N", default=value, help=f"{text} (default: {value})")
+        option, usual = LIMITS[field][0], BY_ARCH.get(field, getattr(base, field))
+        parser.add_argument(option, dest=field, type=int, metavar="N", help=f"{text} (default: {usual})")
     parser.add_argument(
         "--type",
         dest="quant",
@@ -44,20 +56,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=base.quant,
         help=f"{', '.join(QUANTS)} (default: {base.quant}; norms and router are always F32)",
     )
+    parser.add_argument(
+        "--layer-types",
+        metavar="TYPES",
+        default="",
+        help="types of the experts, such as Q4_K,Q6_K: one for each layer with experts, and again from the first",
+    )
+    parser.add_argument(
+        "--gate-up",
+        choices=["separate", "merged"],
+        default="separate",
+        help="gate and up of the experts as two tensors or one (default: separate)",
+    )
+    parser.add_argument("--mtp", action="store_true", help="with a block that predicts a further token")
+    parser.add_argument("--mtp-file", metavar="PATH", type=Path, help="that block in a file of its own")
+    parser.add_argument("--split", type=int, metavar="N", default=1, help="write N files, name-00001-of-0000N.gguf on")
+    parser.add_argument("--bench", action="store_true", help="for measuring: made quickly, routed as the next two say")
+    for option, value, text in (
+        ("--reuse", base.reuse, "how far a token's experts are those of the tokens before, 0 to 1"),
+        ("--skew", base.skew, "how much more popular some experts are, as the exponent of a Zipf law"),
+    ):
+        parser.add_argument(option, type=float, metavar="X", help=f"{text} (default: {value}; with --bench)")
     parser.add_argument("--name", default="", help="name in the file, and of it (default: from the sizes)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def make_model(ns: argparse.Namespace, paths: Paths) -> int:
-    spec = ModelSpec(**{field.name: getattr(ns, field.name) for field in fields(ModelSpec)})
+    spec = _spec(ns)
     validate(spec)
     target = ns.out if ns.out is not None else paths.data / "models" / f"{spec.title}.gguf"
-    _ensure_writable(target, force=ns.force)
-    with console.step(f"writing {show(target)}") as step:
-        made = write_model(spec, target, lambda done, total: step.update(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"))
-        step.note = f"{made.bytes / 1e6:,.1f} MB"
-    _report(made)
+    wanted = [(spec, one, ns.split) for one in [target]]
+    if ns.mtp_file is not None:
+        side = replace(spec, mtp_only=True, name=spec.name or f"{spec.title}-mtp")
+        validate(side)
+        wanted.append((side, ns.mtp_file, 1))
+    places = [place for _, path, count in wanted for place in splits.paths(path, count)]
+    if len({place.absolute() for place in places}) < len(places):
+        raise UsageError(f"--mtp-file {show(ns.mtp_file)} is the model's own file", do="give it another name")
+    for place in places:
+        _ensure_writable(place, force=ns.force)
+    _report([_write(*one) for one in wanted])
     return Exit.OK
+
+
+def _spec(ns: argparse.Namespace) -> ModelSpec:
+    given = {one: value for one in (*HELP, "reuse", "skew") if (value := getattr(ns, one)) is not None}
+    if ns.mtp and ns.mtp_file is not None:
+        raise UsageError("--mtp and --mtp-file cannot both be given", do="put the block in one place")
+    if not ns.bench and (ns.reuse, ns.skew) != (None, None):
+        raise UsageError("--reuse and --skew are for models made with --bench", do="add --bench")
+    types = tuple(one.strip().upper() for one in ns.layer_types.split(",")) if ns.layer_types else ()
+    return sized(
+        ns.arch,
+        quant=ns.quant,
+        name=ns.name,
+        merged=ns.gate_up == "merged",
+        layer_types=types,
+        mtp=ns.mtp,
+        bench=ns.bench,
+        **given,
+    )
+
+
+def _write(spec: ModelSpec, path: Path, split: int) -> ModelSummary:
+    with console.step(f"writing {show(path)}") as step:
+        made = write_model(
+            spec, path, lambda done, total: step.update(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"), split=split
+        )
+        step.note = f"{made.bytes / 1e6:,.1f} MB"
+    return made
 
 
 def _ensure_writable(target: Path, *, force: bool) -> None:
@@ -70,22 +137,35 @@ def _ensure_writable(target: Path, *, force: bool) -> None:
         raise UsageError(f"{show(target)} exists", do="add --force to replace it, or name another OUT")
 
 
-def _report(made: ModelSummary) -> None:
-    spec = made.spec
-    console.result(
-        f"{show(made.path)}: {spec.arch}, {spec.quant}, {made.bytes / 1e6:,.1f} MB, "
-        f"{made.params / 1e6:,.1f} M parameters ({made.active_params / 1e6:,.1f} M active)"
-    )
-    rows = [(part.role, part.type, part.tensors, f"{part.params:,}", f"{part.bytes:,}") for part in made.parts]
-    console.table(("part", "type", "tensors", "parameters", "bytes"), rows)
-    data = {
+def _report(all_made: list[ModelSummary]) -> None:
+    for made in all_made:
+        spec = made.spec
+        types = ",".join(spec.layer_types) or spec.quant
+        console.result(
+            f"{show(made.path)}: {spec.arch}, {types}, {made.bytes / 1e6:,.1f} MB, "
+            f"{made.params / 1e6:,.1f} M parameters ({made.active_params / 1e6:,.1f} M active)"
+        )
+        rows = [(part.role, part.type, part.tensors, f"{part.params:,}", f"{part.bytes:,}") for part in made.parts]
+        console.table(("part", "type", "tensors", "parameters", "bytes"), rows)
+    data = _as_data(all_made[0])
+    if all_made[0].spec.bench:
+        rates = bench.hit_rates(all_made[0].spec)
+        table = [(f"{share:.1%}", f"{rate:.1%}") for share, rate in rates.items()]
+        console.table(("experts cached", "hits (LRU, estimate)"), table)
+        data["hit_rates"] = {f"{share:g}": round(rate, 4) for share, rate in rates.items()}
+    console.emit("make-model", data | ({"mtp_file": _as_data(all_made[1])} if len(all_made) > 1 else {}))
+
+
+def _as_data(made: ModelSummary) -> dict[str, object]:
+    files = [asdict(one) | {"path": show(one.path.absolute())} for one in made.files]
+    return {
         "path": show(made.path.absolute()),
-        "name": spec.title,
+        "name": made.spec.title,
         "bytes": made.bytes,
         "sha256": made.sha256,
         "params": made.params,
         "active_params": made.active_params,
-        "spec": asdict(spec),
+        "spec": asdict(made.spec),
         "parts": [asdict(part) for part in made.parts],
+        "files": files,
     }
-    console.emit("make-model", data)

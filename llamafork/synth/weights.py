@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamafork.errors import EnvironmentFault
-from llamafork.synth.layouts import Role, Tensor
+from llamafork.synth.quants import CODES, blocks
+from llamafork.synth.table import GGML, Role, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,18 +36,23 @@ def stream(tensor: Tensor, seed: int, scale: Sequence[float]) -> Iterator[bytes]
     import numpy as np
     from gguf import quants
 
-    kind = ggml_type(tensor.type)
     width = tensor.shape[0]
     rows = tensor.params // width
-    source = _source(tensor.name, seed)
+    drawn = source(tensor.name, seed)
+    if tensor.type in CODES:
+        total, step = tensor.params // GGML[tensor.type].block, CHUNK // GGML[tensor.type].block
+        for first in range(0, total, step):
+            yield blocks(tensor.type, drawn, min(step, total - first), tensor.std).tobytes()
+        return
+    kind = ggml_type(tensor.type)
     factors = np.asarray(scale, dtype=np.float32)[:, None] if tensor.role is Role.OUTPUT else None
     step = max(1, CHUNK // width)
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        values = normal(source, count * width, tensor.mean, tensor.std).reshape(count, width)
+        values = normal(drawn, count * width, tensor.mean, tensor.std).reshape(count, width)
         if factors is not None:
             values *= factors[first : first + count]
-        yield _little_endian(quants.quantize(values, kind))
+        yield little_endian(quants.quantize(values, kind))
 
 
 def normal(source: np.random.PCG64, count: int, mean: float, std: float) -> NDArray[np.float32]:
@@ -63,7 +69,7 @@ def normal(source: np.random.PCG64, count: int, mean: float, std: float) -> NDAr
     return values
 
 
-def _source(name: str, seed: int) -> np.random.PCG64:
+def source(name: str, seed: int) -> np.random.PCG64:
     """A stream of its own per tensor, independent of order and type."""
     import numpy as np
 
@@ -71,5 +77,5 @@ def _source(name: str, seed: int) -> np.random.PCG64:
     return np.random.PCG64(int.from_bytes(digest[:16], "little"))
 
 
-def _little_endian(data: NDArray[Any]) -> bytes:
+def little_endian(data: NDArray[Any]) -> bytes:
     return data.astype(data.dtype.newbyteorder("<"), copy=False).tobytes()

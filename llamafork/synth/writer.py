@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from llamafork.errors import EnvironmentFault, LlamaforkError, disk_full
 from llamafork.paths import atomic, show
-from llamafork.synth import layouts, tokenizer, weights
-from llamafork.synth.layouts import ALLOWED, LAYOUTS, Role, Shape, Tensor
-from llamafork.synth.spec import QUANTS, ModelSpec, validate
+from llamafork.synth import bench, layouts, splits, tokenizer, weights
+from llamafork.synth.quants import QUANTS
+from llamafork.synth.spec import ModelSpec, validate
+from llamafork.synth.table import ALLOWED, U64, Role, Shape, Tensor
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -36,38 +37,84 @@ class Part:
 
 
 @dataclass(frozen=True)
-class ModelSummary:
+class FileMade:
     path: Path
-    spec: ModelSpec
     bytes: int
     sha256: str
+    tensors: int
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    spec: ModelSpec
     params: int
-    active_params: int  # used for one token: all but the experts that it does not choose
+    active_params: int  # used for one token: all but the experts that it does not choose, and the MTP block
     parts: tuple[Part, ...]
+    files: tuple[FileMade, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file to give to a program: the first one of a split model."""
+        return self.files[0].path
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.files)
+
+    @property
+    def sha256(self) -> str:
+        """Of the first file."""
+        return self.files[0].sha256
+
+
+Progress = Callable[[int, int], None]
 
 
 def write_model(
-    spec: ModelSpec, path: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    spec: ModelSpec,
+    path: Path,
+    progress: Progress = lambda done, total: None,
+    *,
+    split: int = 1,
 ) -> ModelSummary:
-    """Write *spec* to *path*, replacing what is there only when complete. The same spec gives the same bytes.
+    """Write *spec* to *path*, or as *split* files beside it, replacing what is there only when complete.
 
-    *progress* is called with bytes written and bytes in all. Raises UsageError for an impossible spec and
-    EnvironmentFault when the disk is too small.
+    The same spec gives the same bytes. *progress* is called with bytes written and bytes in all. Raises UsageError
+    for an impossible spec and EnvironmentFault when the disk is too small.
     """
     validate(spec)
     plan = layouts.tensors(spec)
+    groups = splits.groups(plan, split)
+    paths = splits.paths(path, split)
     _ensure_space(path, sum(_padded(one.bytes) for one in plan))
     vocabulary = tokenizer.build(spec.vocab)
+    track = _Tracked(progress, sum(one.bytes for one in plan))
+    files: list[FileMade] = []
     try:
-        with atomic(path) as temporary:
-            _write_header(spec, plan, vocabulary, temporary)
-            digest = _append_weights(spec, plan, vocabulary.scale, temporary, progress)
-            size = temporary.stat().st_size
+        with contextlib.ExitStack() as stack:
+            # Left in reverse: the first file, without which nothing can be loaded, gets its name last.
+            temporary = [stack.enter_context(atomic(one)) for one in paths]
+            for number, group in enumerate(groups):
+                at = temporary[number]
+                _write_header(spec, group, vocabulary, at, splits.Place(number, split, len(plan)))
+                digest = _append_weights(spec, group, vocabulary.scale, at, track)
+                files.append(FileMade(paths[number], at.stat().st_size, digest, len(group)))
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise disk_full(show(path), error) from error
         raise
-    return _summary(spec, plan, path, size, digest)
+    return _summary(spec, plan, tuple(files))
+
+
+class _Tracked:
+    """Counts over all files of a model."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def add(self, size: int) -> None:
+        self._done += size
+        self._progress(min(self._done, self._total), self._total)
 
 
 def _ensure_space(path: Path, weights_size: int) -> None:
@@ -88,13 +135,19 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _write_header(spec: ModelSpec, plan: Sequence[Tensor], vocabulary: tokenizer.Vocabulary, path: Path) -> None:
+def _write_header(
+    spec: ModelSpec, plan: Sequence[Tensor], vocabulary: tokenizer.Vocabulary, path: Path, place: splits.Place
+) -> None:
     from gguf import GGUFWriter
 
     expected = layouts.shapes(spec)
     with contextlib.closing(GGUFWriter(path, spec.arch)) as writer:
-        _add_metadata(writer, spec)
-        _add_tokenizer(writer, vocabulary)
+        if place.number == 0:
+            _add_metadata(writer, spec)
+            _add_tokenizer(writer, vocabulary)
+        else:
+            writer.kv_data[0].clear()  # upstream's llama-gguf-split leaves the later parts without even this
+        splits.add_keys(writer, place)
         for tensor in plan:
             add_tensor(writer, tensor, expected)
         writer.write_header_to_file()
@@ -108,11 +161,23 @@ def _add_metadata(writer: GGUFWriter, spec: ModelSpec) -> None:
     writer.add_description(f"random weights, seed {spec.seed}, made by llamafork make-model")
     writer.add_file_type(QUANTS[spec.quant].file_type)
     writer.add_quantization_version(2)
-    for key, value in LAYOUTS[spec.arch].metadata(spec).items():
-        if isinstance(value, float):
-            writer.add_float32(f"{spec.arch}.{key}", value)
-        else:
-            writer.add_uint32(f"{spec.arch}.{key}", value)
+    for key, value in layouts.layout(spec).metadata(spec).items():
+        _add_value(writer, f"{spec.arch}.{key}", value)
+
+
+def _add_value(writer: GGUFWriter, key: str, value: bool | int | float | Sequence[int] | U64) -> None:
+    from gguf import GGUFValueType
+
+    if isinstance(value, U64):
+        writer.add_key_value(key, list(value.values), GGUFValueType.ARRAY, sub_type=GGUFValueType.UINT64)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    else:
+        writer.add_array(key, list(value))
 
 
 def _add_tokenizer(writer: GGUFWriter, vocabulary: tokenizer.Vocabulary) -> None:
@@ -148,17 +213,15 @@ def add_tensor(writer: GGUFWriter, tensor: Tensor, expected: Mapping[str, Shape]
 
 
 def _append_weights(
-    spec: ModelSpec, plan: Sequence[Tensor], scale: Sequence[float], path: Path, progress: Callable[[int, int], None]
+    spec: ModelSpec, plan: Sequence[Tensor], scale: Sequence[float], path: Path, track: _Tracked
 ) -> str:
     """Append every tensor's data to the header in *path*; return the SHA-256 of the whole file."""
     digest = hashlib.sha256(path.read_bytes())
-    done, total = 0, sum(one.bytes for one in plan)
     with path.open("ab") as out:
         for piece in _pieces(spec, plan, scale, out.tell()):
             out.write(piece)
             digest.update(piece)
-            done += len(piece)
-            progress(min(done, total), total)
+            track.add(len(piece))
     return digest.hexdigest()
 
 
@@ -166,7 +229,8 @@ def _pieces(spec: ModelSpec, plan: Sequence[Tensor], scale: Sequence[float], at:
     yield bytes(_padded(at) - at)
     for tensor in plan:
         size = 0
-        for piece in weights.stream(tensor, spec.seed, scale):
+        made = bench.stream(spec, tensor, scale) if spec.bench else weights.stream(tensor, spec.seed, scale)
+        for piece in made:
             size += len(piece)
             yield piece
         if size != tensor.bytes:
@@ -174,12 +238,14 @@ def _pieces(spec: ModelSpec, plan: Sequence[Tensor], scale: Sequence[float], at:
         yield bytes(_padded(size) - size)
 
 
-def _summary(spec: ModelSpec, plan: Sequence[Tensor], path: Path, size: int, digest: str) -> ModelSummary:
+def _summary(spec: ModelSpec, plan: Sequence[Tensor], files: tuple[FileMade, ...]) -> ModelSummary:
     parts = [_part(role, [one for one in plan if one.role is role]) for role in Role]
     params = sum(part.params for part in parts)
-    experts = sum(part.params for part in parts if part.role is Role.EXPERT)
-    active = params - experts + experts // spec.n_expert * spec.n_expert_used
-    return ModelSummary(path, spec, size, digest, params, active, tuple(part for part in parts if part.tensors))
+    block = f"blk.{spec.n_layer}."
+    aside = sum(one.params for one in plan if one.name.startswith(block))
+    experts = sum(one.params for one in plan if one.role is Role.EXPERT and not one.name.startswith(block))
+    active = params - aside - experts + experts // spec.n_expert * spec.n_expert_used
+    return ModelSummary(spec, params, active, tuple(part for part in parts if part.tensors), files)
 
 
 def _part(role: Role, members: Sequence[Tensor]) -> Part:

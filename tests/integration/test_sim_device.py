@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from real_builds import TEST_TARGETS, complete, find
+from real_builds import SIM, complete, find
 
 from llamafork.build.store import Build
 
@@ -24,10 +24,10 @@ RACES = {
 }
 
 
-@pytest.fixture(scope="module", params=["test", "asan", "tsan"])
+@pytest.fixture(scope="module", params=["release", "asan", "tsan"])
 def tool(request: pytest.FixtureRequest) -> Build:
-    targets = TEST_TARGETS if request.param == "test" else ("test-sim-device",)
-    return find("--profile", request.param, *(w for t in targets for w in ("--target", t)))
+    profile = request.param
+    return find(*SIM) if profile == "release" else find("--profile", profile, "--target", "test-sim-device")
 
 
 def run(tool: Build, case: str, devices: str = "1", **env: str) -> subprocess.CompletedProcess[str]:
@@ -125,7 +125,7 @@ class TestOptimised:
 
     @pytest.fixture(scope="class")
     def tool(self) -> Build:
-        return find("--profile", "test", *(w for t in TEST_TARGETS for w in ("--target", t)))
+        return find(*SIM)
 
     @pytest.mark.parametrize("case", ["overlap-cpu", "overlap-two", "overlap-upload"])
     def test_independent_work_overlaps(self, tool: Build, case: str) -> None:

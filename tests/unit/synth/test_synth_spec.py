@@ -6,12 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
-from gguf.quants import _type_traits
+from gguf.quants import _type_traits, dequantize
 
 from llamafork.errors import Exit, UsageError
-from llamafork.synth.layouts import ALLOWED, GGML, Role, tensors
-from llamafork.synth.spec import QUANTS, ModelSpec, validate
+from llamafork.synth.archs import LAYOUTS
+from llamafork.synth.layouts import tensors
+from llamafork.synth.quants import CODES, QUANTS, blocks, fitting
+from llamafork.synth.spec import ModelSpec, sized, validate
+from llamafork.synth.table import ALLOWED, GGML, Role
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n_expert_used": 17}, "--used 17 is more than --experts 16"),
@@ -29,7 +33,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n_expert": 1025}, "--experts 1025 is out of range"),
     ({"n_embd": 1 << 40}, "is out of range"),
     ({"arch": "gpt5"}, "--arch gpt5 is not supported"),
-    ({"quant": "Q4_K"}, "--type Q4_K is not supported"),
+    ({"quant": "TQ1_0"}, "--type TQ1_0 is not supported"),
     ({"name": "../x"}, "cannot be a file name"),
     ({"name": ".hidden"}, "cannot be a file name"),
     *[
@@ -68,20 +72,95 @@ def test_title_names_what_distinguishes() -> None:
     assert ModelSpec(name="mine").title == "mine"
 
 
-def test_types_are_gguf_types_that_can_be_quantised() -> None:
-    for quant in QUANTS.values():
-        for name in (quant.matrix, quant.experts):
-            kind = gguf.GGMLQuantizationType[name]
-            assert (GGML[name].block, GGML[name].size) == gguf.GGML_QUANT_SIZES[kind]
-            assert name in ("F32", "F16") or "quantize_blocks" in vars(_type_traits[kind])
-        assert gguf.LlamaFileType(quant.file_type).name.endswith(
-            quant.experts if quant.experts != "MXFP4" else "MXFP4_MOE"
-        )
+def test_types_are_gguf_types_that_can_be_made() -> None:
+    for name, quant in QUANTS.items():
+        for one in (quant.ends, quant.matrix, quant.experts):
+            kind = gguf.GGMLQuantizationType[one]
+            assert (GGML[one].block, GGML[one].size) == gguf.GGML_QUANT_SIZES[kind]
+            assert one in ("F32", "F16") or one in CODES or "quantize_blocks" in vars(_type_traits[kind])
+        wanted = {"MXFP4": "MXFP4_MOE", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}.get(name, name)
+        assert gguf.LlamaFileType(quant.file_type).name.endswith(wanted)
 
 
 def test_whitelists_hold_no_type_that_upstream_cannot_multiply() -> None:
     for role, names in ALLOWED.items():
-        assert not any(name == "F64" or name.startswith("I") for name in names)
+        assert not any(name in ("F64", "Q8_K", "Q8_1", "TQ1_0", "TQ2_0") for name in names)
+        assert not any(name.startswith("I") and not name.startswith("IQ") for name in names)
         assert role not in (Role.NORM, Role.ROUTER) or names == {"F32"}
         for quant in QUANTS:
-            assert ModelSpec(quant=quant).type_of(role) in names
+            for width in (256, 96):
+                assert ModelSpec(quant=quant).type_of(role, width) in names
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "floats", "found"),
+    [
+        ("Q4_K", 512, True, "Q4_K"),
+        ("Q4_K", 96, True, "Q5_0"),
+        ("Q6_K", 32, False, "Q8_0"),
+        ("IQ2_XXS", 160, True, "IQ4_NL"),
+        ("Q8_0", 16, True, "F16"),
+        ("Q8_0", 16, False, "Q8_0"),
+        ("F32", 3, True, "F32"),
+    ],
+)
+def test_upstreams_substitutes_where_rows_do_not_divide(name: str, width: int, floats: bool, found: str) -> None:
+    assert fitting(name, width, floats=floats) == found
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_random_blocks_decode_to_what_was_asked(name: str) -> None:
+    made = blocks(name, np.random.PCG64(1), 4000, 0.05)
+    values = dequantize(made, gguf.GGMLQuantizationType[name])
+    assert made.shape == (4000, GGML[name].size)
+    assert abs(float(values.mean())) < 0.1 * 0.05
+    assert float(values.std()) == pytest.approx(0.05, rel=0.05)
+    assert len(np.unique(made, axis=0)) == 4000
+
+
+@pytest.mark.parametrize("arch", LAYOUTS)
+def test_every_architecture_passes_as_it_is(arch: str) -> None:
+    validate(sized(arch))
+    validate(sized(arch, quant="IQ4_XS", layer_types=("Q4_K", "MXFP4")))
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen3moe", {"merged": True}, "qwen3moe has no --gate-up merged"),
+    ("qwen3moe", {"mtp": True}, "qwen3moe has no --mtp"),
+    ("glm5-next", {"mtp_only": True}, "glm5-next has no --mtp-file"),
+    ("olmoe", {"n_dense": 1}, "olmoe has no --dense"),
+    ("gpt-oss", {"n_shared": 1}, "--shared 1 is not possible with gpt-oss"),
+    ("llama4", {"n_shared": 0}, "--shared 0 is not possible with llama4"),
+    ("deepseek2", {"n_dense": 4}, "--dense 4 leaves no layer with experts"),
+    ("deepseek2", {"mtp": True, "n_layer": 512}, "leaves no room"),
+    ("deepseek2", {"head_dim": 34}, "--head-dim 34 is not a multiple of 4"),
+    ("qwen35moe", {"n_layer": 1}, "--layers 1 is too few"),
+    ("llama4", {"n_layer": 3}, "--layers 3 is too few"),
+    ("olmoe", {"n_head": 2, "n_head_kv": 2}, "olmoe wants --heads times --head-dim"),
+    ("qwen3moe", {"layer_types": ("Q4_K", "F64")}, "--layer-types F64 is not supported"),
+    ("qwen3moe", {"layer_types": ("F16", "Q8_0"), "n_ff_exp": 34}, "--ff is 34, not a multiple of 32"),
+]
+
+
+@pytest.mark.parametrize(("arch", "change", "what"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_an_architecture_lacks_is_refused(arch: str, change: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(sized(arch, **change))
+    assert what in caught.value.what
+    assert caught.value.do
+
+
+def test_types_of_layers_go_round_over_those_with_experts() -> None:
+    spec = sized("deepseek2", layer_types=("Q4_K", "Q8_0"), n_layer=5, n_ff_exp=256)
+    found = {one.name: one.type for one in tensors(spec) if one.role is Role.EXPERT}
+    assert "blk.0.ffn_down_exps.weight" not in found
+    assert [found[f"blk.{i}.ffn_down_exps.weight"] for i in range(1, 5)] == ["Q4_K", "Q8_0", "Q4_K", "Q8_0"]
+
+
+def test_defaults_follow_the_architecture_and_what_is_given() -> None:
+    assert (sized("deepseek2").n_dense, sized("deepseek2").n_shared) == (1, 1)
+    assert sized("deepseek2", n_layer=1).n_dense == 0
+    assert sized("deepseek2", n_dense=2).n_dense == 2
+    assert (sized("qwen3moe").n_dense, sized("qwen3moe").n_shared) == (0, 0)
+    assert (sized("olmoe", n_head=8).n_head_kv, sized("olmoe", n_head=8, n_head_kv=2).n_head_kv) == (8, 2)
+    assert sized("qwen3moe") == ModelSpec()

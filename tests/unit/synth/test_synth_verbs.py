@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +89,74 @@ def test_help_loads_neither_numpy_nor_gguf() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+def made(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert cli.main(["--json", "make-model", *SMALL, *words]) == Exit.OK
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_options_of_an_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = made(capsys, str(tmp_path / "x"), "--arch", "deepseek2", "--layers", "3", "--gate-up", "merged", "--mtp",
+                "--layer-types", "q8_0, f16", "--shared", "2")  # fmt: skip
+    assert told["spec"]["merged"]
+    assert told["spec"]["mtp"]
+    assert told["spec"]["layer_types"] == ["Q8_0", "F16"]
+    assert (told["spec"]["n_dense"], told["spec"]["n_shared"]) == (1, 2)
+    assert next(part for part in told["parts"] if part["role"] == "experts")["type"] == "Q8_0/F16"
+
+
+def test_both_names_of_gpt_oss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert made(capsys, str(tmp_path / "x"), "--arch", "openai-moe")["spec"]["arch"] == "gpt-oss"
+    assert made(capsys, str(tmp_path / "y"), "--arch", "gpt-oss")["spec"]["n_shared"] == 0
+
+
+def test_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = made(capsys, str(tmp_path / "x.gguf"), "--split", "2")
+    assert told["path"].endswith("x-00001-of-00002.gguf")
+    assert sorted(one.name for one in tmp_path.iterdir() if one.is_file()) == [
+        Path(one["path"]).name for one in told["files"]
+    ]
+    assert cli.main(["make-model", *SMALL, str(tmp_path / "x.gguf"), "--split", "2"]) == Exit.USAGE
+    assert "x-00001-of-00002.gguf exists" in capsys.readouterr().err
+
+
+def test_a_block_in_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--arch", "glm4moe", "--layers", "2", "--mtp-file", str(tmp_path / "mtp.gguf")]
+    told = made(capsys, str(tmp_path / "x.gguf"), *words)
+    assert not told["spec"]["mtp"]
+    assert told["mtp_file"]["spec"]["mtp_only"]
+    assert told["mtp_file"]["path"] == str(tmp_path / "mtp.gguf")
+    assert cli.main(["make-model", *SMALL, str(tmp_path / "z.gguf"), *words]) == Exit.USAGE
+    assert not (tmp_path / "z.gguf").exists()
+    assert cli.main(["make-model", *SMALL, str(tmp_path / "mtp.gguf"), *words, "--force"]) == Exit.USAGE
+    assert "is the model's own file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--arch", "glm4moe", "--layers", "2", "--mtp", "--mtp-file", "y"], "cannot both be given"),
+        (["--mtp"], "qwen3moe has no --mtp"),
+        (["--layer-types", "q8_0,x"], "--layer-types X is not supported"),
+        (["--reuse", "0.5"], "for models made with --bench"),
+        (["--bench", "--reuse", "1.5"], "--reuse 1.5 is out of range"),
+        (["--bench", "--reuse", "nan"], "--reuse nan is out of range"),
+        (["--bench", "--skew", "-1"], "--skew -1 is out of range"),
+    ],
+)
+def test_impossible_combinations(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["make-model", *SMALL, str(tmp_path / "x"), *words]) == Exit.USAGE
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_bench_tells_hit_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = made(capsys, str(tmp_path / "x"), "--bench", "--reuse", "0.8")
+    assert list(told["hit_rates"]) == ["0.125", "0.25", "0.5", "0.75"]
+    assert told["name"] == "qwen3moe-1l-4x2-q8_0-bench-r0.8-k0.5"
+    assert cli.main(["make-model", *SMALL, str(tmp_path / "y"), "--bench"]) == Exit.OK
+    assert "experts cached\thits (LRU, estimate)\n12.5%\t" in capsys.readouterr().out

@@ -20,8 +20,17 @@ sim_graph::sim_graph(const ggml_cgraph * src, sim_device * dev) : dev(dev) {
 
     for (int i = 0; i < src->n_nodes; i++) {
         ggml_tensor * node = copy_of(src->nodes[i]);
+        // views of host tensors may stand in a device's split, but nothing reads them there
+        const bool computes = !computes_nothing(src->nodes[i]);
+        if (computes) {
+            require_here(src->nodes[i]);
+        }
         for (int j = 0; j < GGML_MAX_SRC; j++) {
-            node->src[j] = src->nodes[i]->src[j] ? copy_of(src->nodes[i]->src[j]) : nullptr;
+            const ggml_tensor * from = src->nodes[i]->src[j];
+            if (computes && from) {
+                require_here(from);
+            }
+            node->src[j] = from ? copy_of(from) : nullptr;
         }
         if (node->op == GGML_OP_MUL_MAT_ID) {
             experts.push_back(i);
@@ -55,18 +64,25 @@ ggml_tensor * sim_graph::copy_of(const ggml_tensor * t) {
     }
     copy->view_src = t->view_src ? copy_of(t->view_src) : nullptr;
 
-    if (t->data != nullptr) {
-        ggml_backend_buffer_t buffer = sim_buffer_of(t);
-        if (!sim_buffer_is_sim(buffer)) {
-            GGML_ABORT("sim: %s reads %s, which lies in host memory (%s)", dev->name.c_str(), name_of(t),
-                buffer ? ggml_backend_buffer_name(buffer) : "no buffer");
-        }
-        if (sim_buffer_device(buffer) != dev) {
-            GGML_ABORT("sim: %s reads %s, which lies on %s", dev->name.c_str(), name_of(t), ggml_backend_buffer_name(buffer));
-        }
+    ggml_backend_buffer_t buffer = sim_buffer_of(t);
+    if (t->data != nullptr && sim_buffer_is_sim(buffer)) {
         copy->data = sim_real(buffer, t->data);
     }
     return copy;
+}
+
+void sim_graph::require_here(const ggml_tensor * t) const {
+    if (t->data == nullptr) {
+        return;
+    }
+    ggml_backend_buffer_t buffer = sim_buffer_of(t);
+    if (!sim_buffer_is_sim(buffer)) {
+        GGML_ABORT("sim: %s uses %s, which lies in host memory (%s)", dev->name.c_str(), name_of(t),
+            buffer ? ggml_backend_buffer_name(buffer) : "no buffer");
+    }
+    if (sim_buffer_device(buffer) != dev) {
+        GGML_ABORT("sim: %s uses %s, which lies on %s", dev->name.c_str(), name_of(t), ggml_backend_buffer_name(buffer));
+    }
 }
 
 // the experts that a MUL_MAT_ID reads, known only once its ids have been computed

@@ -29,6 +29,7 @@ public:
 
 private:
     ggml_tensor * copy_of(const ggml_tensor * t);
+    void require_here(const ggml_tensor * t) const; // ends the program if the device cannot reach it
 
     ggml_cgraph                graph = {};
     std::deque<ggml_tensor>    tensors;

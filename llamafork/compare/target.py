@@ -1,0 +1,125 @@
+"""What is compared, and where it runs: programs of some llama.cpp build, on a set of devices."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamafork.build import store
+from llamafork.errors import EnvironmentFault, UsageError
+from llamafork.paths import Paths, show
+from llamafork.run import client
+
+# What would decide the result beside the place itself.
+FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "GGML_", "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A folder of programs; ``name`` is what reports call it."""
+
+    name: str
+    folder: Path
+
+    def program(self, name: str) -> Path:
+        path = self.folder / name
+        if not os.access(path, os.X_OK):
+            raise UsageError(
+                f"{self.name} has no {name}",
+                why=f"not in {show(self.folder)}",
+                do=f"build it: --target {name}, or build everything",
+            )
+        return path
+
+
+@dataclass(frozen=True)
+class Place:
+    """Devices and where the model's parts go. ``rpc``: how many RPC servers of the target's own build it needs."""
+
+    name: str
+    args: tuple[str, ...]
+    devices: str = ""  # GGML_SIM_DEVICES
+    rpc: int = 0
+
+
+ALL, MOE = ("-ngl", "99"), ("-ngl", "99", "--cpu-moe")
+TWO = "mem=2G;mem=1G"
+PLACES = {
+    place.name: place
+    for place in (
+        Place("cpu", ("-ngl", "0")),
+        Place("sim", ALL, "1"),
+        Place("sim-cpu-moe", MOE, "1"),
+        Place("sim-part", ("-ngl", "2"), "1"),
+        Place("sim2", (*ALL, "-ts", "2,1"), TWO),
+        Place("sim2-cpu-moe", (*MOE, "-ts", "2,1"), TWO),
+        Place("rpc2", ALL, rpc=2),
+        Place("rpc2-cpu-moe", MOE, rpc=2),
+    )
+}
+
+
+def resolve(paths: Paths, word: str) -> Target:
+    """A folder with programs of any llama.cpp tree, or what :func:`store.resolve` takes."""
+    folder = Path(word).expanduser()
+    for found in (folder / "bin", folder):
+        if (found / "llama-server").is_file() or (found / "llama-bench").is_file():
+            return Target(show(word), found.absolute())
+    build = store.resolve(paths, word)
+    return Target(build.key, build.root / "bin")
+
+
+def places(words: Sequence[str]) -> list[Place]:
+    """The places named; none named means all."""
+    unknown = [word for word in words if word not in PLACES]
+    if unknown:
+        raise UsageError(f"no place is called {unknown[0]!r}", do=f"one of: {', '.join(PLACES)}")
+    return [PLACES[word] for word in dict.fromkeys(words)] if words else list(PLACES.values())
+
+
+def environment(place: Place, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For a program at *place*: nothing of the user's that would change what is compared."""
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
+    sim = {"GGML_SIM_DEVICES": place.devices, "GGML_SIM_CHECK": "1"} if place.devices else {}
+    return {**plain, "GGML_NO_BACKTRACE": "1", **sim, **(more or {})}
+
+
+@contextmanager
+def at(place: Place, target: Target) -> Iterator[tuple[str, ...]]:
+    """The arguments that put a program at *place*; RPC servers live as long as the block."""
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(_rpc_server(target)) for _ in range(place.rpc)]
+        yield (*place.args, *(("--rpc", ",".join(addresses)) if addresses else ()))
+
+
+@contextmanager
+def _rpc_server(target: Target) -> Iterator[str]:
+    port = client.free_port()
+    command: list[str | Path] = [target.program("ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
+    server = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=environment(PLACES["cpu"]),
+    )  # fmt: skip
+    try:
+        _await(port, server)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _await(port: int, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 20
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise EnvironmentFault("an RPC server on this machine did not come up", why=f"exit {server.poll()}")

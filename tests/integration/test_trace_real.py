@@ -1,0 +1,57 @@
+"""Change expert-trace: what it records is what the model chose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from real_builds import llamafork
+
+from llamafork.build.store import Build
+from llamafork.trace import format as files
+
+TEXT = "A prompt warms the cache; a restart does not cool it down. " * 3
+
+
+@pytest.fixture(scope="module")
+def recorded(fork: Build, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trace") / "small.trace"
+    done = llamafork("trace", "record", str(model), str(out), "-p", TEXT, "-n", "100", "--json", "--build", fork.key,
+                     "--", "--ignore-eos", "--temp", "0", "-ngl", "0")  # fmt: skip
+    facts = json.loads(done.stdout)
+    assert facts["decode"] == 100
+    return out
+
+
+def test_every_token_has_distinct_experts_in_every_layer(recorded: Path) -> None:
+    trace = files.load(recorded)
+    assert not trace.cut
+    assert not recorded.with_name(recorded.name + ".part").exists()
+    assert trace.layers == tuple(range(len(trace.layers)))
+    assert len(trace) > 200
+    assert (trace.phases[-100:] == files.DECODE).all()
+    assert (trace.phases[:-100] == files.PROMPT).all()
+    for token in trace.experts.reshape(-1, trace.n_used).tolist():
+        assert len(set(token)) == trace.n_used
+
+
+def test_the_batch_does_not_decide_what_is_recorded(recorded: Path, fork: Build, model: Path, tmp_path: Path) -> None:
+    """The prompt one token at a time: the ids of all layers belong to the same tokens in the same order."""
+    out = tmp_path / "one"
+    llamafork("trace", "record", str(model), str(out), "-p", TEXT, "-n", "1", "--build", fork.key,
+              "--", "-b", "1", "-ub", "1", "--temp", "0", "-ngl", "0")  # fmt: skip
+    one, many = files.load(out), files.load(recorded)
+    n = int((one.phases == files.PROMPT).sum())
+    assert one.tokens[:n].tolist() == many.tokens[:n].tolist()
+    same = (one.experts[:n] == many.experts[:n]).mean()
+    assert same > 0.99  # batches round differently, so a near tie may fall the other way
+
+
+def test_a_model_without_experts_and_a_context_too_small_are_refused(fork: Build, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "none"
+    done = llamafork("trace", "record", str(model), str(out), "-p", TEXT, "-n", "5000", "--build", fork.key,
+                     "--", "-c", "512", "-ngl", "0", check=False)  # fmt: skip
+    assert done.returncode == 5
+    assert "do not fit the context" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,51 @@
+"""An interrupted comparison goes on, and only the same one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_upstream import World
+
+from llamafork.compare import journal
+from llamafork.compare.journal import Journal
+from llamafork.compare.target import Target
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "j.jsonl"
+    calls: list[int] = []
+
+    def work() -> dict[str, int]:
+        calls.append(1)
+        return {"n": len(calls)}
+
+    first = Journal(file)
+    assert first.step("one", work) == {"n": 1}
+    with pytest.raises(KeyboardInterrupt):
+        first.step("two", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with file.open("a") as out:
+        out.write('{"step": "two", "res')  # as a kill leaves it
+    again = Journal(file)
+    assert again.step("one", work) == {"n": 1}
+    assert again.step("two", work) == {"n": 2}
+    again.close()
+    assert not file.exists()
+
+
+def test_other_programs_models_or_options_are_another_comparison(world: World, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "llama-bench"
+    program.parent.mkdir()
+    program.write_text("one")
+    model = tmp_path / "m"
+    model.write_text("m")
+    one = Target("a", program.parent)
+
+    def name(options: object = 1) -> str:
+        return journal.of(world.paths, [one], [model], options).file.name
+
+    first = name()
+    assert name() == first
+    assert name(2) != first
+    program.write_text("other")
+    assert name() != first
