@@ -224,7 +224,8 @@ def _trace(at: argparse.ArgumentParser, common: Parser) -> None:
     text.add_argument("-f", "--file", metavar="FILE", help="the prompt is in this file")
     record.add_argument("-n", "--tokens", type=_positive, default=256, metavar="N", help="to generate (default 256)")
     record.add_argument("--build", metavar="KEY", help="this build instead of the current one")
-    record.add_argument("more", nargs="*", metavar="-- OPTION", help="after --: options of llama-completion")
+    record.set_defaults(more=[])
+    record.epilog = "Behind --: options of llama-completion, such as -- -c 4096 --temp 0.7"
     info = _action(verbs, common, "", "info", "what a trace holds", call=f"{call}:info")
     info.add_argument("trace", metavar="TRACE")
     simulate = _action(
@@ -290,7 +291,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(own: Sequence[str], passed: str | None, rest: list[str]) -> int:
-    ns = parser().parse_args(_joined(own))
+    words, more = list(own), []
+    if "--" in words and words[0] == "trace":  # argparse cannot keep what is behind it apart
+        words, more = words[: words.index("--")], words[words.index("--") + 1 :]
+    ns = parser().parse_args(_joined(words))
+    if more:
+        ns.more = more
     from llamafork import console, paths
 
     console.configure(level=console.QUIET if ns.quiet else ns.verbose, as_json=ns.json)

@@ -123,7 +123,7 @@ def test_other_settings_are_checked_too(tool: Build, name: str, value: str) -> N
 class TestOptimised:
     """What needs real speed, and whole programs."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def tool(self) -> Build:
         return find(*SIM)
 

@@ -44,8 +44,9 @@ def test_the_batch_does_not_decide_what_is_recorded(recorded: Path, fork: Build,
     one, many = files.load(out), files.load(recorded)
     n = int((one.phases == files.PROMPT).sum())
     assert one.tokens[:n].tolist() == many.tokens[:n].tolist()
-    same = (one.experts[:n] == many.experts[:n]).mean()
-    assert same > 0.99  # batches round differently, so a near tie may fall the other way
+    same = (one.experts[:n, :, :, None] == many.experts[:n, :, None, :]).any(axis=3)  # the order of equals may differ
+    assert same[:, 0].mean() > 0.99  # batches round differently, so a near tie may fall the other way,
+    assert same.mean() > 0.9  # and what follows in later layers with it; chance is a quarter
 
 
 def test_a_model_without_experts_and_a_context_too_small_are_refused(fork: Build, model: Path, tmp_path: Path) -> None:

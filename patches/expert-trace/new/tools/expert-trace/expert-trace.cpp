@@ -9,7 +9,6 @@
 
 #include "arg.h"
 #include "common.h"
-#include "log.h"
 #include "sampling.h"
 
 #include "ggml-backend.h"
@@ -162,7 +161,7 @@ int main(int argc, char ** argv) {
         return 1;
     }
     if (out.empty() || params.prompt.empty()) {
-        LOG_ERR("usage: %s -m MODEL (-p TEXT | -f FILE) -n TOKENS -o TRACE\n", argv[0]);
+        fprintf(stderr, "usage: %s -m MODEL (-p TEXT | -f FILE) -n TOKENS -o TRACE\n", argv[0]);
         return 1;
     }
     params.cb_eval           = trace_callback;
@@ -176,12 +175,12 @@ int main(int argc, char ** argv) {
     llama_model   * model = init->model();
     llama_context * ctx   = init->context();
     if (!model || !ctx) {
-        LOG_ERR("cannot load the model\n");
+        fprintf(stderr, "cannot load the model\n");
         return 1;
     }
     const int n_expert = n_expert_of(model);
     if (n_expert <= 0) {
-        LOG_ERR("%s has no experts\n", params.model.path.c_str());
+        fprintf(stderr, "%s has no experts\n", params.model.path.c_str());
         return 1;
     }
 
@@ -189,13 +188,13 @@ int main(int argc, char ** argv) {
     const int n_ctx     = (int) llama_n_ctx(ctx);
     const int n_predict = params.n_predict < 0 ? n_ctx - (int) tokens.size() : params.n_predict;
     if (tokens.empty() || (int) tokens.size() + n_predict > n_ctx) {
-        LOG_ERR("the prompt (%zu tokens) and %d more do not fit the context of %d: use -c\n", tokens.size(), n_predict, n_ctx);
+        fprintf(stderr, "the prompt (%zu tokens) and %d more do not fit the context of %d: use -c\n", tokens.size(), n_predict, n_ctx);
         return 1;
     }
 
     trace_writer writer;
     if (!writer.open(out)) {
-        LOG_ERR("cannot write %s.part\n", out.c_str());
+        fprintf(stderr, "cannot write %s.part\n", out.c_str());
         return 1;
     }
     std::signal(SIGINT,  on_signal);
@@ -210,20 +209,20 @@ int main(int argc, char ** argv) {
             batch.add(data[i], n_past + i, 0, true);
         }
         if (llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
-            LOG_ERR("decoding failed at token %d\n", n_past);
+            fprintf(stderr, "decoding failed at token %d\n", n_past);
             return false;
         }
         llama_synchronize(ctx);
         n_past += n;
         if (rec.ids.empty()) {
-            LOG_ERR("no layer chose experts: this build does not name them as expected\n");
+            fprintf(stderr, "no layer chose experts: this build does not name them as expected\n");
             return false;
         }
         if (writer.tokens == 0) {
             writer.header(rec, n_expert, params.model.path.substr(params.model.path.find_last_of('/') + 1));
         }
         if (!writer.batch(rec, data, n, phase)) {
-            LOG_ERR("the layers of one batch differ in their tokens\n");
+            fprintf(stderr, "the layers of one batch differ in their tokens\n");
             return false;
         }
         return true;
@@ -250,9 +249,9 @@ int main(int argc, char ** argv) {
         return 1;
     }
     if (!writer.close()) {
-        LOG_ERR("cannot write %s\n", out.c_str());
+        fprintf(stderr, "cannot write %s\n", out.c_str());
         return 1;
     }
-    LOG_INF("%zu tokens recorded in %s%s\n", writer.tokens, out.c_str(), g_stop ? " (stopped early)" : "");
+    fprintf(stderr, "%zu tokens recorded in %s%s\n", writer.tokens, out.c_str(), g_stop ? " (stopped early)" : "");
     return g_stop ? 130 : 0;
 }
