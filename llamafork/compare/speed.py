@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llamafork import proc
 from llamafork.compare.target import Place, Target, at, environment
@@ -25,12 +26,13 @@ FASTER, SLOWER, SAME = "faster", "slower", "no difference"
 
 @dataclass(frozen=True)
 class Work:
-    """What a round does: tokens of the prompts, tokens decoded, depths at which decode starts."""
+    """What a round does: tokens of the prompts, tokens decoded, depths at which decode starts, each *repeat* times."""
 
     prefill: tuple[int, ...] = (64, 512)
     decode: int = 32
     depths: tuple[int, ...] = (0, 512)
     threads: int = 1
+    repeat: int = 5
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,19 @@ def measure(
     """Tokens per second by test, such as ``pp512`` and ``tg32@512``, and ``start``: starts per second, of one token."""
     depths = ",".join(map(str, work.depths))
     with at(place, target) as args:
-        words = [*args, "-t", str(work.threads), "-r", "1", "-o", "json"]
-        prefill = ["-p", ",".join(map(str, work.prefill)), "-n", "0"]
-        decode = ["-p", "0", "-n", str(work.decode), "-d", depths]
+        words = [*args, "-t", str(work.threads), "-o", "json"]
+        often = ["-r", str(work.repeat)]
+        prefill = [*often, "-p", ",".join(map(str, work.prefill)), "-n", "0"]
+        decode = [*often, "-p", "0", "-n", str(work.decode), "-d", depths]
         env = environment(place, {"GGML_SIM_CHECK": "0", **(more or {})})
         rows = _bench(target, model, [*words, *prefill], env) + _bench(target, model, [*words, *decode], env)
         started = time.monotonic()
-        _bench(target, model, [*words, "-p", "1", "-n", "0", "--no-warmup"], env)
+        _bench(target, model, [*words, "-r", "1", "-p", "1", "-n", "0", "--no-warmup"], env)
         start = time.monotonic() - started
-    return {_name(row): float(row["avg_ts"]) for row in rows} | {"start": 1.0 / start}
+    return {_name(row): statistics.median(row["samples_ts"]) for row in rows} | {"start": 1.0 / start}
 
 
-def _bench(target: Target, model: Path, words: Sequence[str], env: Mapping[str, str]) -> list[dict[str, float]]:
+def _bench(target: Target, model: Path, words: Sequence[str], env: Mapping[str, str]) -> list[dict[str, Any]]:
     command: list[str | Path] = [target.program("llama-bench"), "-m", model, *words]
     done = proc.run(command, env=env, timeout=3600)
     try:
@@ -100,7 +103,7 @@ def _bench(target: Target, model: Path, words: Sequence[str], env: Mapping[str, 
     return list(rows)
 
 
-def _name(row: Mapping[str, float]) -> str:
+def _name(row: Mapping[str, Any]) -> str:
     if row["n_prompt"]:
         return f"pp{int(row['n_prompt'])}"
     return f"tg{int(row['n_gen'])}" + (f"@{int(row['n_depth'])}" if row["n_depth"] else "")

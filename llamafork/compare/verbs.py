@@ -50,7 +50,7 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
             f"--rounds {ns.rounds} is too few", why="their spread says nothing", do=f"at least {speed.LEAST}"
         )
     places = target.places(ns.on or [])
-    keys = [suites, ns.rounds, ns.threads, ns.env_a, ns.text, ns.self_test]
+    keys = [suites, ns.rounds, ns.repeat, ns.threads, ns.env_a, ns.text, ns.self_test]
     kept = journal.of(paths, [ours, theirs], models, keys)
     if kept.done:
         console.say(f"going on with an interrupted comparison: {len(kept.done)} steps are done")
@@ -93,7 +93,7 @@ def _identity(case: Case) -> Iterator[Row]:
 
 def _speed(case: Case) -> Iterator[Row]:
     started = time.monotonic()
-    work = speed.Work(threads=case.options.threads)
+    work = speed.Work(threads=case.options.threads, repeat=case.options.repeat)
     slower = dict(word.partition("=")[::2] for word in case.options.env_a or [])
     sides: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
     with console.step(f"speed: {case.model.name} at {case.place.name}") as step:

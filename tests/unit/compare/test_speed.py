@@ -18,9 +18,9 @@ import json, sys
 words = sys.argv[1:]
 value = lambda flag: words[words.index(flag) + 1]
 lengths = [int(p) for p in value("-p").split(",") if p != "0"]
-rows = [{"n_prompt": p, "n_gen": 0, "n_depth": 0, "avg_ts": 100.0, "avg_ns": 1e6} for p in lengths]
+rows = [{"n_prompt": p, "n_gen": 0, "n_depth": 0, "samples_ts": [100.0, 1.0, 101.0]} for p in lengths]
 if value("-n") != "0":
-    rows += [{"n_prompt": 0, "n_gen": int(value("-n")), "n_depth": int(d), "avg_ts": 50.0 - int(d) / 100, "avg_ns": 1e6}
+    rows += [{"n_prompt": 0, "n_gen": int(value("-n")), "n_depth": int(d), "samples_ts": [50.0 - int(d) / 100]}
              for d in value("-d").split(",")]
 print(json.dumps(rows))
 """
