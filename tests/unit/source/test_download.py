@@ -111,18 +111,18 @@ def test_no_network_is_said_so(world: World, monkeypatch: pytest.MonkeyPatch) ->
     assert kept(world) == []
 
 
-def stub_pip(world: World, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    world.write(world.base / "stub/pip/__init__.py", "")
-    world.write(world.base / "stub/pip/__main__.py", f"import os, sys, time\nfrom pathlib import Path\n{body}\n")
+def fake_pip(world: World, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    world.write(world.base / "fake/pip/__init__.py", "")
+    world.write(world.base / "fake/pip/__main__.py", f"import os, sys, time\nfrom pathlib import Path\n{body}\n")
     before = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(world.base / "stub"), *([before] if before else [])]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(world.base / "fake"), *([before] if before else [])]))
 
 
 def test_a_disk_that_fills_up_during_the_download(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     dies = "into = Path(sys.argv[sys.argv.index('-d') + 1]) if '-d' in sys.argv else sys.exit(0)\n"
     dies += "(into / 'fake.tar.gz').write_text('half')\n"
     dies += "sys.exit('ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device')"
-    stub_pip(world, monkeypatch, dies)
+    fake_pip(world, monkeypatch, dies)
     source = pinned(world, "0" * 64)
     with pytest.raises(EnvironmentFault, match="no space left"):
         fetch.download(world.paths, source)
@@ -136,7 +136,7 @@ def test_offline_starts_no_program_that_would_use_the_network(
 ) -> None:
     """The same pin without --offline does start it, so that the guard is known to work."""
     called = world.base / "called"
-    stub_pip(world, monkeypatch, f"Path({str(called)!r}).write_text('pip')\nsys.exit('ERROR: none')")
+    fake_pip(world, monkeypatch, f"Path({str(called)!r}).write_text('pip')\nsys.exit('ERROR: none')")
     shim = world.base / "bin/git"
     network = "fetch|clone|ls-remote|remote-*|pull"
     check = f'for word; do case "$word" in {network}) echo git > {called};; esac; done\n'
@@ -162,7 +162,7 @@ def test_a_killed_fetch_takes_pip_with_it(world: World, monkeypatch: pytest.Monk
     """Only the wrapper is killed; run again at once, no pip writes beside the new one."""
     waits = "if '-d' not in sys.argv: sys.exit(0)\n"
     waits += f"Path({str(world.base / 'pid')!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
-    stub_pip(world, monkeypatch, waits)
+    fake_pip(world, monkeypatch, waits)
     pinned(world, "0" * 64)
     wrapper = subprocess.Popen([sys.executable, "-m", "llamafork", "source", "fetch"], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 20
@@ -172,7 +172,7 @@ def test_a_killed_fetch_takes_pip_with_it(world: World, monkeypatch: pytest.Monk
     left = psutil.Process(int((world.base / "pid").read_text()))
     wrapper.send_signal(signal.SIGKILL)
     wrapper.wait()
-    (world.base / "stub/pip/__main__.py").write_text("raise SystemExit('ERROR: none')")
+    (world.base / "fake/pip/__main__.py").write_text("raise SystemExit('ERROR: none')")
     assert world.run("source", "fetch")[0] == Exit.SOURCE
     assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
     assert list((world.home / "cache/downloads").glob(".part-*")) == []

@@ -15,9 +15,6 @@ GGML_BACKEND_API ggml_backend_reg_t ggml_backend_sim_reg(void);
 
 GGML_BACKEND_API bool ggml_backend_is_sim(ggml_backend_t backend);
 
-// write the counters so far, as they are written at exit (GGML_SIM_STATS)
-GGML_BACKEND_API void ggml_backend_sim_write_stats(void);
-
 #ifdef  __cplusplus
 }
 #endif

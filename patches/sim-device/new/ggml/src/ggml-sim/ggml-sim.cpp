@@ -44,10 +44,6 @@ void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-std::string name_of(const ggml_tensor * t) {
-    return t->name[0] ? t->name : ggml_op_name(t->op);
-}
-
 void queue_copy(sim_stream & stream, const char * what, std::vector<sim_access> accesses, std::function<void()> task) {
     sim_check_queue(stream.id(), what, accesses, false);
     stream.push(std::move(task));
@@ -59,13 +55,13 @@ void backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * t, const voi
     uint8_t    * dst    = sim_real(sim_buffer_of(t), t->data) + offset;
 
     if (sim_is_pinned(data, size)) {
-        queue_copy(stream, "an upload", { { dst, size, true, name_of(t) }, { (const uint8_t *) data, size, false, "host memory" } },
+        queue_copy(stream, "an upload", { { dst, size, true, sim_name_of(t) }, { (const uint8_t *) data, size, false, "host memory" } },
             [=] { sim_transfer(dev, SIM_H2D_PINNED, size, [&] { memcpy(dst, data, size); }); });
         return;
     }
     // pageable memory is staged by the driver before the call returns
     auto staged = std::make_shared<std::vector<uint8_t>>((const uint8_t *) data, (const uint8_t *) data + size);
-    queue_copy(stream, "an upload", { { dst, size, true, name_of(t) } },
+    queue_copy(stream, "an upload", { { dst, size, true, sim_name_of(t) } },
         [=] { sim_transfer(dev, SIM_H2D_PAGEABLE, size, [&] { memcpy(dst, staged->data(), size); }); });
 }
 
@@ -74,7 +70,7 @@ void backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * t, voi
     sim_device    * dev    = stream.device();
     const uint8_t * src    = sim_real(sim_buffer_of(t), t->data) + offset;
 
-    queue_copy(stream, "a download", { { src, size, false, name_of(t) }, { (const uint8_t *) data, size, true, "host memory" } },
+    queue_copy(stream, "a download", { { src, size, false, sim_name_of(t) }, { (const uint8_t *) data, size, true, "host memory" } },
         [=] { sim_transfer(dev, SIM_D2H, size, [&] { memcpy(data, src, size); }); });
     if (!sim_is_pinned(data, size)) {
         stream.synchronize(); // a copy to pageable memory returns when it is done
@@ -97,7 +93,7 @@ bool backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend
     const size_t    size = ggml_nbytes(dst);
     const uint8_t * real_src = sim_real(buf_src, src->data);
     uint8_t       * real_dst = sim_real(buf_dst, dst->data);
-    queue_copy(from, "a device copy", { { real_src, size, false, name_of(src) }, { real_dst, size, true, name_of(dst) } },
+    queue_copy(from, "a device copy", { { real_src, size, false, sim_name_of(src) }, { real_dst, size, true, sim_name_of(dst) } },
         [=] { sim_transfer(dev, SIM_D2D, size, [&] { memcpy(real_dst, real_src, size); }); });
     if (&from != &to) {
         to.wait(from.record());

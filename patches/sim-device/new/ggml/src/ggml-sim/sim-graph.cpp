@@ -2,10 +2,6 @@
 
 #include "sim-graph.h"
 
-static const char * name_of(const ggml_tensor * t) {
-    return t->name[0] ? t->name : ggml_op_name(t->op);
-}
-
 static bool computes_nothing(const ggml_tensor * t) {
     return ggml_is_empty(t) || t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW ||
            t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
@@ -77,11 +73,11 @@ void sim_graph::require_here(const ggml_tensor * t) const {
     }
     ggml_backend_buffer_t buffer = sim_buffer_of(t);
     if (!sim_buffer_is_sim(buffer)) {
-        GGML_ABORT("sim: %s uses %s, which lies in host memory (%s)", dev->name.c_str(), name_of(t),
+        GGML_ABORT("sim: %s uses %s, which lies in host memory (%s)", dev->name.c_str(), sim_name_of(t),
             buffer ? ggml_backend_buffer_name(buffer) : "no buffer");
     }
     if (sim_buffer_device(buffer) != dev) {
-        GGML_ABORT("sim: %s uses %s, which lies on %s", dev->name.c_str(), name_of(t), ggml_backend_buffer_name(buffer));
+        GGML_ABORT("sim: %s uses %s, which lies on %s", dev->name.c_str(), sim_name_of(t), ggml_backend_buffer_name(buffer));
     }
 }
 
@@ -99,7 +95,7 @@ static std::vector<sim_access> expert_accesses(const ggml_tensor * node) {
             }
             used[id] = true;
             out.push_back({ (const uint8_t *) weights->data + id*weights->nb[2], weights->nb[2], false,
-                std::string(name_of(weights)) + " expert " + std::to_string(id) });
+                std::string(sim_name_of(weights)) + " expert " + std::to_string(id) });
         }
     }
     return out;
@@ -131,7 +127,7 @@ std::vector<sim_access> sim_graph_accesses(const ggml_cgraph * graph, bool with_
     std::vector<sim_access> out;
     const auto add = [&](const ggml_tensor * t, bool write) {
         if (t->data != nullptr && ggml_nbytes(t) > 0) {
-            out.push_back({ (const uint8_t *) t->data, ggml_nbytes(t), write, name_of(t) });
+            out.push_back({ (const uint8_t *) t->data, ggml_nbytes(t), write, sim_name_of(t) });
         }
     };
     for (int i = 0; i < graph->n_nodes; i++) {

@@ -43,14 +43,10 @@ void * buffer_get_base(ggml_backend_buffer_t buffer) {
     return context_of(buffer)->shown;
 }
 
-const char * name_of(const ggml_tensor * t) {
-    return t->name[0] ? t->name : ggml_op_name(t->op);
-}
-
 // what the host does with a device tensor at once, in the words of the race check
 void check_host(const char * what, const ggml_tensor * t, size_t offset, size_t size, bool write) {
     if (sim_get_config().check) {
-        sim_check_host(what, { { sim_real(sim_buffer_of(t), t->data) + offset, size, write, name_of(t) } });
+        sim_check_host(what, { { sim_real(sim_buffer_of(t), t->data) + offset, size, write, sim_name_of(t) } });
     }
 }
 
@@ -182,6 +178,10 @@ ggml_backend_buffer_type_i sim_buffer_type_interface() {
 
 bool sim_buffer_is_sim(ggml_backend_buffer_t buffer) {
     return buffer && buffer->iface.free_buffer == buffer_free;
+}
+
+const char * sim_name_of(const ggml_tensor * t) {
+    return t->name[0] ? t->name : ggml_op_name(t->op);
 }
 
 ggml_backend_buffer_t sim_buffer_of(const ggml_tensor * t) {

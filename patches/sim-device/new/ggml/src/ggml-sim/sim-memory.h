@@ -31,6 +31,7 @@ sim_device * sim_get_device(size_t index);
 // Device memory. Tensors hold addresses that no host code can read; the bytes lie elsewhere.
 ggml_backend_buffer_type_i sim_buffer_type_interface();
 bool         sim_buffer_is_sim(ggml_backend_buffer_t buffer);
+const char * sim_name_of(const ggml_tensor * t); // its name, or its operation's
 ggml_backend_buffer_t sim_buffer_of(const ggml_tensor * t); // a view's is its source's
 sim_device * sim_buffer_device(ggml_backend_buffer_t buffer);
 // the real address of a device address

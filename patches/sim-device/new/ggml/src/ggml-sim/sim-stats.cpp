@@ -4,8 +4,6 @@
 
 #include "sim-memory.h"
 
-#include "ggml-sim.h"
-
 #include <cinttypes>
 #include <cstdio>
 
@@ -40,8 +38,4 @@ void sim_write_stats() {
     if (out != stderr) {
         fclose(out);
     }
-}
-
-void ggml_backend_sim_write_stats(void) {
-    sim_write_stats();
 }
