@@ -5,18 +5,21 @@ Also the lock under which programs write: they share it, so that it outlives a k
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from llamafork import guard
 from llamafork.console import detail, redact_args, warn
@@ -116,44 +119,80 @@ def run(
     detail(f"$ {command_line(words)}")
     data = stdin.encode() if isinstance(stdin, str) else stdin
     with guardian() if guarded else nullcontext(_nobody) as name_group:
+        child: subprocess.Popen[bytes] | None = None
         try:
-            child = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=guarded and POSIX,
-                pass_fds=shared_fds(),
-            )
-        except FileNotFoundError as error:
-            do = f"install {Path(words[0]).name}"
-            raise EnvironmentFault(f"cannot run {words[0]}", why=str(error), do=do) from error
-        except OSError as error:
-            raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
-        name_group(child.pid)
-        return _captured(child, words, data, timeout, guarded)
-
-
-def _captured(
-    child: subprocess.Popen[bytes], words: list[str], data: bytes | None, timeout: float | None, grouped: bool
-) -> Result:
-    try:
-        out, err = child.communicate(data, timeout=timeout)
-    except BaseException as error:
-        if grouped:
-            shut_down(child, grace=1.0)
-        else:
-            _end(child)
-        if isinstance(error, subprocess.TimeoutExpired):
-            return Result(tuple(words), 124, "", f"no answer within {timeout} s")
-        raise
-    finally:
-        for pipe in (child.stdin, child.stdout, child.stderr):
-            if pipe is not None and not pipe.closed:
-                _close(pipe)
+            with _signals_wait():
+                command, takes = (_gated(words, env, data), True) if guarded else (words, data is not None)
+                child = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    env=env,
+                    stdin=subprocess.PIPE if takes else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=guarded and POSIX,
+                    pass_fds=shared_fds(),
+                )
+                name_group(child.pid)
+            out, err = child.communicate(_go(data) if guarded else data, timeout=timeout)
+        except BaseException as error:
+            if child is None:
+                _raise_if_it_cannot_run(words, error)
+                raise
+            if guarded:
+                shut_down(child, grace=1.0)
+            else:
+                _end(child)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return Result(tuple(words), 124, "", f"no answer within {timeout} s")
+            raise
+        finally:
+            for pipe in (child.stdin, child.stdout, child.stderr) if child is not None else ():
+                if pipe is not None and not pipe.closed:
+                    _close(pipe)
     return Result(tuple(words), child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), out)
+
+
+def _gated(words: list[str], env: Mapping[str, str] | None, data: bytes | None = None) -> list[str]:
+    """*words* behind a shell that becomes them at the first line it reads, and ends if none comes.
+
+    Killed between starting a program and naming it to the guardian, we would leave it running.
+    """
+    if not POSIX:
+        return words
+    if shutil.which(words[0], path=(os.environ if env is None else env).get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
+    return ["/bin/sh", "-c", 'read -r go && exec "$@"' + (" </dev/null" if data is None else ""), words[0], *words]
+
+
+def _go(data: bytes | None = None) -> bytes | None:
+    return b"go\n" + (data or b"") if POSIX else data
+
+
+def _raise_if_it_cannot_run(words: list[str], error: BaseException) -> None:
+    if isinstance(error, OSError):
+        do = f"install {Path(words[0]).name}" if isinstance(error, FileNotFoundError) else ""
+        raise EnvironmentFault(f"cannot run {words[0]}", why=str(error), do=do) from error
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Ctrl-C and TERM are raised at the end of the block: raised in the middle of Popen they would leave a program
+    running that nobody knows.
+    """
+    held: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):
+                before[number] = signal.signal(number, lambda sent, _: held.append(sent))
+    try:
+        yield
+    finally:
+        for sent, handler in before.items():
+            signal.signal(sent, handler)
+    for sent in held[:1]:
+        signal.raise_signal(sent)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -193,30 +232,35 @@ def stream(
     with log.open("a", buffering=1, encoding="utf-8", errors="replace") as sink, guardian() as name_group:
         sink.write(f"$ {command_line(words)}\n")
         sink.flush()
+        child: subprocess.Popen[str] | None = None
         try:
-            child = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=POSIX,
-                pass_fds=shared_fds(),
-            )
-        except OSError as error:
-            raise EnvironmentFault(f"cannot run {words[0]}", why=str(error)) from error
-        name_group(child.pid)
-        try:
+            with _signals_wait():
+                child = subprocess.Popen(
+                    _gated(words, env),
+                    cwd=cwd,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=POSIX,
+                    pass_fds=shared_fds(),
+                )
+                name_group(child.pid)
+            assert child.stdin is not None
             assert child.stdout is not None
+            with suppress(BrokenPipeError), child.stdin:
+                child.stdin.write((_go() or b"").decode())
             for text in child.stdout:
                 sink.write(text)
                 if line is not None:
                     line(text.rstrip("\n"))
             return child.wait()
-        except BaseException:
+        except BaseException as error:
+            if child is None:
+                _raise_if_it_cannot_run(words, error)
+                raise
             shut_down(child, grace=5.0)
             raise
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from llamafork import proc
+from llamafork.errors import EnvironmentFault
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and flock; run on Linux or macOS to un-skip")
 
@@ -21,6 +22,7 @@ WRAPPER = """\
 import sys
 from pathlib import Path
 from llamafork import proc
+from llamafork.errors import EnvironmentFault
 folder, guarded = Path(sys.argv[1]), sys.argv[2] == "guarded"
 script = f"echo $$ > {folder}/pid; sleep {sys.argv[3]}; echo late > {folder}/late"
 with proc.lock(folder / "lock"):
@@ -45,8 +47,16 @@ def gone(left: psutil.Process) -> bool:
     return not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
 
 
+def ended(left: psutil.Process) -> None:
+    """A dying process closes its files, and with them frees the lock, shortly before it counts as gone."""
+    deadline = time.monotonic() + 5
+    while not gone(left):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
 def test_a_lock_outlives_a_killed_wrapper_as_long_as_its_program(tmp_path: Path) -> None:
-    left = killed(tmp_path, "plain", 0.7)
+    left = killed(tmp_path, "plain", 1.5)
     assert not gone(left)
     with proc.lock(tmp_path / "lock"):
         assert (tmp_path / "late").exists()
@@ -56,7 +66,7 @@ def test_a_guarded_program_dies_with_a_killed_wrapper(tmp_path: Path) -> None:
     left = killed(tmp_path, "guarded", 60)
     started = time.monotonic()
     with proc.lock(tmp_path / "lock"):
-        assert gone(left)
+        ended(left)
     assert time.monotonic() - started < 10
     assert not (tmp_path / "late").exists()
 
@@ -94,3 +104,54 @@ def test_a_program_that_does_not_answer_is_ended(tmp_path: Path) -> None:
 def test_output_is_kept_undecoded_too() -> None:
     done = proc.run(["printf", r"\377a"])
     assert (done.raw, done.out) == (b"\xffa", "�a")
+
+
+def test_a_guarded_program_does_not_start_before_the_guardian_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill between the two leaves: the gate's pipe ends, and so does the gate."""
+    begun = []
+
+    def killed_here(watcher: object, text: str) -> None:
+        if text != "done\n":
+            time.sleep(0.3)
+            begun.append((tmp_path / "begun").exists())
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(proc, "_write", killed_here)
+    with pytest.raises(KeyboardInterrupt):
+        proc.run(["touch", tmp_path / "begun"], guarded=True)
+    assert begun == [False]
+    assert not (tmp_path / "begun").exists()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_guarded_program_gets_its_input_and_nothing_more(guarded: bool) -> None:
+    assert proc.run(["cat"], stdin="one\ntwo\n", guarded=guarded).out == "one\ntwo\n"
+    assert proc.run(["cat"], guarded=guarded).out == ""
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_program_that_is_not_there_says_so(guarded: bool) -> None:
+    with pytest.raises(EnvironmentFault, match="cannot run no-such-program"):
+        proc.run(["no-such-program"], guarded=guarded)
+
+
+@pytest.mark.parametrize("kind", ["plain", "guarded"])
+def test_ctrl_c_while_a_program_starts_is_not_lost_and_leaves_none(tmp_path: Path, kind: str) -> None:
+    for delay in (0.0, 0.002, 0.005, 0.01, 0.02):
+        folder = tmp_path / str(delay)
+        folder.mkdir()
+        wrapper = subprocess.Popen(
+            [sys.executable, "-c", WRAPPER.replace("with proc.lock", "print(flush=True)\nwith proc.lock"),
+             str(folder), kind, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert wrapper.stdout is not None
+        wrapper.stdout.readline()
+        time.sleep(delay)
+        wrapper.send_signal(signal.SIGINT)
+        wrapper.communicate(timeout=10)
+        at = folder / "pid"
+        if at.is_file() and at.read_text().strip():
+            ended(psutil.Process(int(at.read_text())))
+        assert not (folder / "late").exists()
