@@ -202,13 +202,14 @@ def _compare(at: argparse.ArgumentParser) -> None:
     at.add_argument("--on", action="append", metavar="PLACE", help="cpu, sim, sim2, rpc2 … (default: all)")
     at.add_argument("--text", metavar="FILE", help="quality: the text (default: Python's manual)")
     at.add_argument("--max-kl", type=float, default=1e-4, metavar="X", help="quality: mean divergence allowed (1e-4)")
-    at.add_argument("--rounds", type=_positive, default=9, metavar="N", help="speed: rounds of A and B (default 9)")
-    at.add_argument("--repeat", type=_positive, default=5, metavar="N", help="speed: of each number in a round (5)")
+    at.add_argument("--rounds", type=_positive, default=11, metavar="N", help="speed: fresh pairs of A and B (11)")
+    at.add_argument("--repeat", type=_positive, default=9, metavar="N", help="speed: turns of a pair (default 9)")
     at.add_argument("--threshold", type=float, default=0.02, metavar="X", help="speed: what does not count (0.02)")
     at.add_argument("--threads", type=_positive, default=1, metavar="N", help="speed: of the host (default 1)")
     at.add_argument("--env-a", action="append", metavar="NAME=VALUE", help="speed: a variable for A alone")
     at.add_argument("--markdown", metavar="FILE")
     at.add_argument("--junit", metavar="FILE")
+    at.add_argument("--plot", metavar="FILE", help="speed: a PNG of the ratios (needs matplotlib)")
     at.add_argument("--self-test", action="store_true", help="allow A and B to be the same build")
 
 

@@ -1,20 +1,27 @@
-"""A comparison for people and for machines: table, JSON, Markdown, JUnit."""
+"""A comparison for people and for machines: table, JSON, Markdown, JUnit, plot."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llamafork.errors import EnvironmentFault, UsageError
 from llamafork.paths import write_atomic
 
 IDENTICAL, DIFFERENT = "identical", "different output"
+COLORS = {"faster": "tab:green", "no difference": "tab:gray", "slower": "tab:red"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case and its verdict; ``bad`` makes the comparison fail."""
+    """One case and its verdict; ``bad`` makes the comparison fail.
+
+    ``ratio``, ``low``, ``high``: of a speed, A over B, and the interval that holds it.
+    """
 
     suite: str
     model: str
@@ -23,6 +30,9 @@ class Row:
     bad: bool
     detail: str = ""
     seconds: float = 0.0
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,44 @@ def junit(report: Report) -> str:
     return ET.tostring(top, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def write(report: Report, *, markdown_file: str | None, junit_file: str | None) -> Sequence[Path]:
+def check_plot(suites: Sequence[str]) -> None:
+    """Before anything is measured: :class:`UsageError` without speeds, :class:`EnvironmentFault` without matplotlib."""
+    if "speed" not in suites:
+        raise UsageError("there will be nothing to plot", why="no speed is measured", do="add --suite speed")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EnvironmentFault("--plot needs matplotlib", why="it is not installed", do="pip install 'llamafork[plot]'")
+
+
+def plot(report: Report) -> bytes:
+    """A PNG of the speeds: one line a number, A over B with its interval."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in report.rows if row.ratio is not None]
+    figure = Figure(figsize=(8, 1.2 + 0.32 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for at, row in enumerate(rows):
+        assert row.ratio is not None and row.low is not None and row.high is not None  # noqa: PT018
+        color = COLORS.get(row.verdict, "tab:gray")
+        axes.plot([row.low, row.high], [at, at], color=color, linewidth=3, alpha=0.5, solid_capstyle="butt")
+        axes.plot(row.ratio, at, "o", color=color)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [f"{r.model} {r.place} {r.detail.partition(':')[0]}" for r in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("speed of A over B (more is faster)")
+    axes.set_title(f"A: {report.ours}   B: {report.theirs}", fontsize="medium")
+    for word, color in COLORS.items():
+        axes.plot([], [], "o", color=color, label=word)
+    axes.legend(loc="best", fontsize="small")
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
+    return out.getvalue()
+
+
+def write(
+    report: Report, *, markdown_file: str | None, junit_file: str | None, plot_file: str | None = None
+) -> Sequence[Path]:
     written = []
-    for name, make in ((markdown_file, markdown), (junit_file, junit)):
+    for name, make in ((markdown_file, markdown), (junit_file, junit), (plot_file, plot)):
         if name:
             write_atomic(Path(name), make(report))
             written.append(Path(name))

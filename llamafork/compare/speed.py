@@ -1,38 +1,49 @@
 """Speed is a ratio: two builds in turns on the same work, so that what drifts drifts for both.
 
-A round runs llama-bench of A and of B, in the other order every second round. Each number (prefill of a length, decode
-at a depth) gives one ratio a round. The verdict looks at the median of the ratios and at an interval that holds it,
-made of the ratios themselves (the sign test's), so that neither noise nor one lucky round decides.
+What disturbs a shared machine most (a neighbour on the other half of a core) comes and goes within seconds and makes
+everything up to 1.6 times slower. Programs run one after the other meet it by chance; so the servers of both builds
+live at the same time, and requests of some 10 to 200 ms alternate between them. Timings are the servers' own. Two
+processes of the same build differ as well, for as long as they live, by where their memory lies. So a round is a
+fresh pair of servers, its ratio the median of its alternations, and the verdict looks at the rounds: at their median
+and at an interval that holds it, made of the ratios themselves (the sign test's).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from llamafork import proc
 from llamafork.compare.target import Place, Target, at, environment
 from llamafork.errors import UnhealthyError
+from llamafork.run import client
+from llamafork.run.client import Client
 
 LEAST = 6
 FASTER, SLOWER, SAME = "faster", "slower", "no difference"
+Times = dict[str, list[float]]  # by number, one value an alternation
+Pair = tuple[Target, Target]
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a round does: tokens of the prompts, tokens decoded, depths at which decode starts, each *repeat* times."""
+    """What an alternation does: prompts of some lengths, each followed by so many tokens decoded, none after the last
+    but one: ``pp64``, ``pp512``, ``tg32`` after a prompt of one token, ``tg32@512``. ``repeat`` alternations a round.
+    """
 
     prefill: tuple[int, ...] = (64, 512)
     decode: int = 32
-    depths: tuple[int, ...] = (0, 512)
     threads: int = 1
-    repeat: int = 5
+    repeat: int = 9
+
+    @property
+    def context(self) -> int:
+        return 256 * math.ceil((max(self.prefill) + self.decode + 32) / 256)
 
 
 @dataclass(frozen=True)
@@ -72,47 +83,104 @@ def interval_drop(n: int, confidence: float = 0.95) -> int:
     return drop
 
 
-def measure(
-    target: Target, place: Place, model: Path, work: Work, more: Mapping[str, str] | None = None
-) -> dict[str, float]:
-    """Tokens per second by test, such as ``pp512`` and ``tg32@512``, and ``start``: starts per second, of one token."""
-    depths = ",".join(map(str, work.depths))
-    with at(place, target) as args:
-        words = [*args, "-t", str(work.threads), "-o", "json"]
-        often = ["-r", str(work.repeat)]
-        prefill = [*often, "-p", ",".join(map(str, work.prefill)), "-n", "0"]
-        decode = [*often, "-p", "0", "-n", str(work.decode), "-d", depths]
-        env = environment(place, {"GGML_SIM_CHECK": "0", **(more or {})})
-        rows = _bench(target, model, [*words, *prefill], env) + _bench(target, model, [*words, *decode], env)
-        started = time.monotonic()
-        _bench(target, model, [*words, "-r", "1", "-p", "1", "-n", "0", "--no-warmup"], env)
-        start = time.monotonic() - started
-    return {_name(row): statistics.median(row["samples_ts"]) for row in rows} | {"start": 1.0 / start}
+def round_of(
+    pair: Pair, place: Place, model: Path, work: Work, scratch: Path, more: Mapping[str, str] | None = None
+) -> tuple[Times, Times]:
+    """One round: a fresh pair of servers, asked in turns. *more*: variables for the first alone.
+
+    Values are tokens per second, of ``start`` starts per second. The first alternation warms up and is left out.
+    Raises :class:`UnhealthyError` when a program fails.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    envs = [environment(place, {"GGML_SIM_CHECK": "0", **extra}) for extra in (more or {}, {})]
+    times: tuple[Times, Times] = ({}, {})
+    with ExitStack() as stack:
+        places = [stack.enter_context(at(place, target)) for target in pair]
+        in_turns(lambda side: {"start": _start(pair[side], places[side], model, work, envs[side])}, times, 2)
+        servers = []
+        for side in (0, 1):
+            words = [*places[side], "-t", str(work.threads), "-c", str(work.context), "-np", "1", "--no-warmup"]
+            command: list[str | Path] = [pair[side].program("llama-server"), "-m", model, *words]
+            servers.append(stack.enter_context(client.running(command, scratch / f"{side}.log", env=envs[side])))
+        tokens = prompt(servers[1], max(work.prefill))
+        in_turns(lambda side: ask(servers[side], tokens, work), times, work.repeat)
+    return times
 
 
-def _bench(target: Target, model: Path, words: Sequence[str], env: Mapping[str, str]) -> list[dict[str, Any]]:
-    command: list[str | Path] = [target.program("llama-bench"), "-m", model, *words]
+def in_turns(one: Callable[[int], Mapping[str, float]], times: tuple[Times, Times], repeat: int) -> None:
+    """A B, B A, A B …: *repeat* times after one that is not counted, into *times*."""
+    for number in range(repeat + 1):
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            for name, value in one(side).items():
+                if number:
+                    times[side].setdefault(name, []).append(value)
+
+
+def prompt(server: Client, length: int) -> list[int]:
+    """*length* tokens of plain text, in the model's own vocabulary."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[key] for key in sorted(topics))[: 8 * length]
+    tokens: list[int] = server.post("/tokenize", {"content": text})["tokens"]
+    while len(tokens) < length:
+        tokens = tokens + tokens
+    return tokens[:length]
+
+
+def ask(server: Client, tokens: Sequence[int], work: Work) -> dict[str, float]:
+    """Tokens per second of all numbers of *work* but ``start``."""
+    found = {}
+    for length in (1, *work.prefill):
+        decode = work.decode if length in (1, max(work.prefill)) else 1
+        body = {"prompt": list(tokens[:length]), "n_predict": decode, "cache_prompt": False, "ignore_eos": True,
+                "temperature": 0, "samplers": ["temperature"]}  # fmt: skip
+        timings = server.post("/completion", body)["timings"]
+        if length > 1:
+            found[f"pp{length}"] = 1e3 * timings["prompt_n"] / timings["prompt_ms"]
+        if decode > 1:
+            name = f"tg{decode}" + (f"@{length}" if length > 1 else "")
+            found[name] = 1e3 * timings["predicted_n"] / timings["predicted_ms"]
+        if timings["prompt_n"] != length or timings["predicted_n"] != decode:
+            raise UnhealthyError(
+                "a server did other work than it was asked for",
+                why=f"{timings['prompt_n']} + {timings['predicted_n']} tokens instead of {length} + {decode}",
+            )
+    return found
+
+
+def _start(target: Target, place: Sequence[str], model: Path, work: Work, env: Mapping[str, str]) -> float:
+    """Starts per second: llama-bench from nothing to its first token."""
+    command: list[str | Path] = [target.program("llama-bench"), "-m", model, *bench_args(place)]
+    command += ["-t", str(work.threads), "-r", "1", "-p", "1", "-n", "0", "--no-warmup"]
+    started = time.monotonic()
     done = proc.run(command, env=env, timeout=3600)
-    try:
-        rows = json.loads(done.out)
-    except ValueError:
-        rows = []
-    if not done.ok or not rows:
+    took = time.monotonic() - started
+    if not done.ok:
         last = done.err.strip().splitlines()[-1:] or [f"exit {done.code}"]
         raise UnhealthyError(f"llama-bench of {target.name} failed", why=last[0][:300])
-    return list(rows)
+    return 1.0 / took
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    if row["n_prompt"]:
-        return f"pp{int(row['n_prompt'])}"
-    return f"tg{int(row['n_gen'])}" + (f"@{int(row['n_depth'])}" if row["n_depth"] else "")
+def bench_args(args: Sequence[str]) -> list[str]:
+    """The arguments of a place as llama-bench wants them: it has its own words for some."""
+    out: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        if word == "--cpu-moe":
+            out += ["-ncmoe", "999"]
+        elif word == "-ts":
+            out += ["-ts", words.pop(0).replace(",", "/")]
+        else:
+            out.append(word)
+    return out
 
 
-def ratios(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """By test, A over B of each round."""
+def ratios(ours: Sequence[Times], theirs: Sequence[Times]) -> dict[str, list[float]]:
+    """By number, A over B of each round: the median over its alternations."""
     out: dict[str, list[float]] = {}
     for mine, other in zip(ours, theirs, strict=True):
         for name in mine:
-            out.setdefault(name, []).append(mine[name] / other[name])
+            pairs = zip(mine[name], other[name], strict=True)
+            out.setdefault(name, []).append(statistics.median(a / b for a, b in pairs))
     return out

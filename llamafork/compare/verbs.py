@@ -7,8 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from llamafork import console
@@ -45,6 +44,8 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
     for model in models:
         check_model(model)
     suites = ns.suite or ["identity"]
+    if ns.plot:
+        report.check_plot(suites)
     if ns.rounds < speed.LEAST:
         raise UsageError(
             f"--rounds {ns.rounds} is too few", why="their spread says nothing", do=f"at least {speed.LEAST}"
@@ -66,7 +67,7 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
 def _tell(made: Report, ns: argparse.Namespace) -> int:
     columns = ("suite", "model", "place", "verdict", "")
     console.table(columns, [(r.suite, r.model, r.place, r.verdict, r.detail) for r in made.rows])
-    for path in report.write(made, markdown_file=ns.markdown, junit_file=ns.junit):
+    for path in report.write(made, markdown_file=ns.markdown, junit_file=ns.junit, plot_file=ns.plot):
         console.say(f"written {path}")
     console.emit("compare", made.as_dict())
     return Exit.REGRESSION if made.bad else Exit.OK
@@ -94,26 +95,30 @@ def _identity(case: Case) -> Iterator[Row]:
 def _speed(case: Case) -> Iterator[Row]:
     started = time.monotonic()
     work = speed.Work(threads=case.options.threads, repeat=case.options.repeat)
-    slower = dict(word.partition("=")[::2] for word in case.options.env_a or [])
-    sides: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    more = dict(word.partition("=")[::2] for word in case.options.env_a or [])
+    sides: tuple[list[speed.Times], list[speed.Times]] = ([], [])
+
+    def round_of() -> tuple[speed.Times, speed.Times]:
+        with tempfile.TemporaryDirectory(prefix="llamafork-compare-") as scratch:
+            return speed.round_of((case.ours, case.theirs), case.place, case.model, work, Path(scratch), more)
+
     with console.step(f"speed: {case.model.name} at {case.place.name}") as step:
         for number in range(case.options.rounds):
-            for side in (0, 1) if number % 2 == 0 else (1, 0):
-                step.update(f"round {number + 1} of {case.options.rounds}")
-                aim, more = (case.ours, slower) if side == 0 else (case.theirs, {})
-                measure = partial(speed.measure, aim, case.place, case.model, work, more)
-                took = case.step(f"speed {number} {side}", measure)
-                assert isinstance(took, dict)
-                sides[side].append(took)
+            step.update(f"round {number + 1} of {case.options.rounds}")
+            took = case.step(f"speed {number}", round_of)
+            assert isinstance(took, list)
+            for side, times in zip(sides, took, strict=True):
+                side.append(times)
     for name, values in speed.ratios(*sides).items():
         found = speed.judge(values, threshold=case.options.threshold)
-        ours, theirs = (statistics.median(one[name] for one in side) for side in sides)
+        ours, theirs = (statistics.median(x for one in side for x in one[name]) for side in sides)
         detail = (
             f"{name}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}); {ours:.1f} and {theirs:.1f} "
             f"{'starts' if name == 'start' else 'tokens'}/s"
         )
         bad = found.word == speed.SLOWER
-        yield Row("speed", case.model.name, case.place.name, found.word, bad, detail, time.monotonic() - started)
+        row = Row("speed", case.model.name, case.place.name, found.word, bad, detail, time.monotonic() - started)
+        yield replace(row, ratio=found.ratio, low=found.low, high=found.high)
 
 
 def _quality(case: Case) -> Iterator[Row]:

@@ -41,6 +41,11 @@ def encode(data: bytes) -> list[int]:
     return out
 
 
+def decode(tokens: NDArray[np.int64]) -> bytes:
+    """The bytes that :func:`encode` makes *tokens* of."""
+    return b"".join(b" e" if token == SPACE_E else bytes((token,)) for token in tokens.tolist())
+
+
 def load() -> Text:
     """The manual's topics and the modules of the standard library, in the order of their names' hashes."""
     library = Path(os.__file__).parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,45 @@ from llamafork.compare import speed, target
 from llamafork.compare.speed import FASTER, SAME, SLOWER, Work
 from llamafork.errors import UnhealthyError
 
-BENCH = """#!/usr/bin/env python3
-import json, sys
+# Starts, tokenizes a byte to a token, and says it needed 10 ms a token read and WAIT ms a token written.
+SERVER = """#!{python}
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 words = sys.argv[1:]
-value = lambda flag: words[words.index(flag) + 1]
-lengths = [int(p) for p in value("-p").split(",") if p != "0"]
-rows = [{"n_prompt": p, "n_gen": 0, "n_depth": 0, "samples_ts": [100.0, 1.0, 101.0]} for p in lengths]
-if value("-n") != "0":
-    rows += [{"n_prompt": 0, "n_gen": int(value("-n")), "n_depth": int(d), "samples_ts": [50.0 - int(d) / 100]}
-             for d in value("-d").split(",")]
-print(json.dumps(rows))
+wait = float(os.environ.get("WAIT", "20"))
+with open({asked!r}, "a") as asked:
+    print(os.environ.get("WAIT", "-"), *words, file=asked)
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, data):
+        body = json.dumps(data).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.answer({{"status": "ok"}})
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            return self.answer({{"tokens": list(body["content"].encode())}})
+        n, m = len(body["prompt"]), body["n_predict"]
+        made = m - {short}
+        self.answer({{"timings": dict(prompt_n=n, prompt_ms=10.0 * n, predicted_n=made, predicted_ms=wait * made)}})
+    def log_message(self, *_):
+        pass
+HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_forever()
 """
+
+
+def fake(folder: Path, *, short: int = 0, bench: str = "exit 0") -> target.Target:
+    """Programs that take no time but say they did; ``short``: tokens that the server does not write."""
+    for name, text in (
+        ("llama-server", SERVER.format(python=sys.executable, asked=str(folder / "asked"), short=short)),
+        ("llama-bench", f"#!/bin/sh\n{bench}\n"),
+    ):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return target.Target("x", folder)
 
 
 @pytest.mark.parametrize(
@@ -63,15 +92,57 @@ def test_the_verdict_turns_round_when_a_and_b_are_swapped(values: list[float], t
         assert speed.judge([1 / v for v in values], threshold=threshold / 2 / (1 + threshold)).word == SLOWER
 
 
-def test_what_llama_bench_says_is_read(tmp_path: Path) -> None:
-    program = tmp_path / "llama-bench"
-    program.write_text(BENCH)
-    program.chmod(0o755)
-    made = target.Target("x", tmp_path)
-    found = speed.measure(made, target.PLACES["cpu"], tmp_path / "m.gguf", Work((8, 16), 4, (0, 100)))
-    assert found.pop("start") > 0
-    assert found == {"pp8": 100, "pp16": 100, "tg4": 50, "tg4@100": 49}
-    assert speed.ratios([found, found], [{**found, "tg4": 100}, found])["tg4"] == [0.5, 1]
-    program.write_text("#!/bin/sh\necho boom >&2; exit 3\n")
+WORK = Work((8, 16), 4, repeat=3)
+CPU = target.PLACES["cpu"]
+
+
+def test_a_round_asks_both_for_the_same(tmp_path: Path) -> None:
+    made = fake(tmp_path)
+    ours, theirs = speed.round_of((made, made), CPU, tmp_path / "m.gguf", WORK, tmp_path / "s", {"WAIT": "25"})
+    assert len(ours.pop("start")) == len(theirs.pop("start")) == 2
+    same = {"pp8": [100.0] * 3, "pp16": [100.0] * 3}
+    assert theirs == {**same, "tg4": [50.0] * 3, "tg4@16": [50.0] * 3}
+    assert ours == {**same, "tg4": [40.0] * 3, "tg4@16": [40.0] * 3}
+    assert speed.ratios([ours, ours], [theirs, theirs])["tg4@16"] == [0.8, 0.8]
+    one, two = ((tmp_path / "asked").read_text()).splitlines()
+    assert one.startswith("25 -m") and two.startswith("- -m")  # noqa: PT018
+    assert "-c 256 -np 1" in one
+
+
+def test_less_work_than_asked_for_is_no_speed(tmp_path: Path) -> None:
+    made = fake(tmp_path, short=1)
+    with pytest.raises(UnhealthyError, match="other work"):
+        speed.round_of((made, made), CPU, tmp_path / "m.gguf", WORK, tmp_path / "s")
+
+
+def test_a_program_that_fails_is_named(tmp_path: Path) -> None:
+    made = fake(tmp_path, bench="echo boom >&2; exit 3")
     with pytest.raises(UnhealthyError, match="llama-bench of x failed"):
-        speed.measure(made, target.PLACES["cpu"], tmp_path / "m.gguf", Work())
+        speed.round_of((made, made), CPU, tmp_path / "m.gguf", WORK, tmp_path / "s")
+
+
+def test_turns_change_and_the_first_is_not_counted() -> None:
+    order: list[int] = []
+
+    def one(side: int) -> dict[str, float]:
+        order.append(side)
+        return {"n": len(order)}
+
+    times: tuple[speed.Times, speed.Times] = ({}, {})
+    speed.in_turns(one, times, 2)
+    assert order == [0, 1, 1, 0, 0, 1]
+    assert times == ({"n": [4, 5]}, {"n": [3, 6]})
+
+
+def test_the_ratio_of_a_round_is_of_neighbours() -> None:
+    """A neighbour that slows both for a while does not show."""
+    ours, theirs = {"n": [10.0, 5.0, 9.0]}, {"n": [10.0, 5.0, 10.0]}
+    assert speed.ratios([ours], [theirs]) == {"n": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("sim-cpu-moe", "-ngl 99 -ncmoe 999"), ("sim2-cpu-moe", "-ngl 99 -ncmoe 999 -ts 2/1"), ("cpu", "-ngl 0")],
+)
+def test_llama_bench_has_its_own_words(place: str, words: str) -> None:
+    assert " ".join(speed.bench_args(target.PLACES[place].args)) == words

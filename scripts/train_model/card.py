@@ -1,0 +1,46 @@
+"""The model card: what was measured, and how far another measurement may be from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LENGTHS, DEPTHS = (128, 512, 1024, 2048), (1, 2, 3)
+# Another compiler sums in another order, so that greedy answers part after some words.
+TOLERANCE = {"bits": 0.02, "experts": 0.5, "MTP": 0.05, "used": 0.01, "lru": 0.01, "belady": 0.01}
+Off = tuple[str, float, float, bool]
+
+
+def against(found: Mapping[str, float], card: Mapping[str, float]) -> list[Off]:
+    """Each number measured, the card's, and whether they agree. A number that either lacks is off."""
+    rows = []
+    for what in [*card, *(name for name in found if name not in card)]:
+        now, then = found.get(what, float("nan")), card.get(what, float("nan"))
+        rows.append((what, now, then, abs(now - then) <= TOLERANCE[what.split()[0]]))
+    return rows
+
+
+def markdown(facts: Mapping[str, Any]) -> str:
+    """The card for people; *facts* is what the trainer wrote, with ``measured`` by scripts/check-test-model."""
+    words, network, got = facts["text"], facts["network"], facts["measured"]
+    lines = [
+        "# moe-small: the trained test model",
+        "",
+        "A small Mixture-of-Experts model in the shape of GLM-4.5 (architecture glm4moe) for tests that need plausible",
+        f"text, routing and drafts: {network}, Q8_0. It knows Python's library and manual a little and is good for",
+        "nothing else. Made by `scripts/train-test-model`; `scripts/check-test-model` measures it again.",
+        "",
+        f"- Data: {words['files']} files that ship with Python {facts['python']} (PSF licence), as bytes; "
+        f"{words['train'] / 1e6:.2f} M tokens to train on, {words['held_out'] / 1e6:.2f} M held out, whole files.",
+        f"- Training: {facts['steps']} steps of {facts['settings']['batch']} windows of {facts['settings']['length']} "
+        f"tokens ({facts['tokens'] / 1e6:.1f} M tokens, {facts['minutes']} minutes on {facts['cores']} cores), AdamW, "
+        f"PyTorch {facts['torch']}, seed {facts['settings']['seed']}; "
+        f"last loss {facts['loss']:.3f} bits, of the MTP block {facts['mtp_loss']:.3f}.",
+        "",
+        "| measured with our build on held-out text | |",
+        "|---|---|",
+    ]
+    for what, value in got.items():
+        percent = value <= 1 and not what.startswith(("bits", "experts"))
+        lines.append(f"| {what} | {f'{value:.1%}' if percent else f'{value:.3f}'} |")
+    return "\n".join(lines) + "\n"
