@@ -27,6 +27,8 @@ STAMP = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} [A-Z](?: |$)")
 PORT = re.compile(r"\[127\.[\d.:]*\]?")  # of an RPC server of this run, sometimes cut off
 DUMP = re.compile(r"^(## SPLIT #\d+: .*|node #.*)$")
 WORDS = 32
+LAST = "writing results to"  # said after all is computed; a busy machine may cut the log before it
+TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,21 @@ def run(
 
 def _results(target: Target, place: Place, common: list[str], text: Path, scratch: Path, width: int) -> Outcome:
     out = scratch / "logits.gguf"
-    out.unlink(missing_ok=True)
     flags = ["-f", str(text), "-b", "512", "-ub", str(width), "-lv", "5", "-o", str(out)]
     command: list[str | Path] = [target.program("llama-results"), *common, *flags]
-    done = proc.run(command, env=environment(place, {"GGML_SCHED_DEBUG": "2"}), timeout=600)
-    if not done.ok or not out.is_file():
-        last = (done.err or done.out).strip().splitlines()[-1:] or [f"exit {done.code}"]
-        raise UnhealthyError(f"llama-results of {target.name} failed at {place.name}", why=last[0][:300])
-    return Outcome(hashlib.sha256(out.read_bytes()).hexdigest(), dump(done.out + done.err))
+    for _ in range(TRIES):
+        out.unlink(missing_ok=True)
+        done = proc.run(command, env=environment(place, {"GGML_SCHED_DEBUG": "2"}), timeout=600)
+        if not done.ok or not out.is_file():
+            last = (done.err or done.out).strip().splitlines()[-1:] or [f"exit {done.code}"]
+            raise UnhealthyError(f"llama-results of {target.name} failed at {place.name}", why=last[0][:300])
+        if LAST in done.out + done.err:
+            return Outcome(hashlib.sha256(out.read_bytes()).hexdigest(), dump(done.out + done.err))
+    raise UnhealthyError(
+        f"llama-results of {target.name} lost the end of its log {TRIES} times",
+        why="its log ends with the process, written or not",
+        do="run it again when the machine has less to do",
+    )
 
 
 def dump(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from fake_upstream import World
 from llamafork.compare import identity, report, target
 from llamafork.compare.identity import Outcome
 from llamafork.compare.report import Report, Row
-from llamafork.errors import UsageError
+from llamafork.errors import UnhealthyError, UsageError
 
 LOG = """\
 0.00.012.001 I load: something else
@@ -104,3 +104,20 @@ def test_a_folder_of_any_tree_is_a_target(world: World, tmp_path: Path) -> None:
     assert found.program("llama-server") == programs / "llama-server"
     with pytest.raises(UsageError, match="has no llama-results"):
         found.program("llama-results")
+
+
+@pytest.mark.parametrize("cut", [0, 3, identity.TRIES])
+def test_a_log_that_was_cut_short_is_asked_for_again(tmp_path: Path, cut: int) -> None:
+    program, count = tmp_path / "llama-results", tmp_path / "count"
+    program.write_text(
+        f"#!/bin/bash\necho x >> {count}; echo logits > ${{@: -1}}; echo '## SPLIT #0: CPU # 0 inputs'\n"
+        f"[ $(wc -l < {count}) -le {cut} ] || echo '0.00.108.777 I main: writing results to x...'\n"
+    )
+    program.chmod(0o755)
+    run = (target.Target("x", tmp_path), CPU, [], tmp_path / "text", tmp_path, 8)
+    if cut == identity.TRIES:
+        with pytest.raises(UnhealthyError, match="lost the end of its log"):
+            identity._results(*run)
+    else:
+        assert identity._results(*run).dump == ("## SPLIT #0: CPU # 0 inputs",)
+        assert len(count.read_text().split()) == cut + 1
