@@ -10,7 +10,6 @@ of random rows, repeated; what is added to the residual is small, so that router
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -187,21 +186,12 @@ def _tokens(spec: ModelSpec) -> NDArray[np.int64]:
 
 def hit_rates(spec: ModelSpec) -> dict[float, float]:
     """For LRU caches of these parts of each layer's experts: the part of the choices that are hits."""
-    taken = choices(spec).tolist()
-    return {share: _lru(taken, max(1, round(share * spec.n_expert))) for share in SHARES}
+    from llamafork.trace import simulate
 
-
-def _lru(taken: list[list[list[int]]], slots: int) -> float:
-    hits = total = 0
-    for layer in taken:
-        cache: OrderedDict[int, None] = OrderedDict()
-        for token, experts in enumerate(layer):
-            for expert in experts:
-                if token >= WARM:
-                    hits += expert in cache
-                    total += 1
-                cache[expert] = None
-                cache.move_to_end(expert)
-                if len(cache) > slots:
-                    cache.popitem(last=False)
-    return hits / total
+    found = {}
+    layers = choices(spec).astype("uint16")
+    for share in SHARES:
+        slots = max(1, round(share * spec.n_expert))
+        hits = sum(simulate.play(simulate.Lru(slots, spec.n_expert, uses), uses, WARM)[0] for uses in layers)
+        found[share] = hits / layers[:, WARM:].size
+    return found

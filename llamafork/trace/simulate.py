@@ -143,14 +143,15 @@ def run(trace: Trace, policy: str, slots: int, *, skip: int = 0) -> Score:
     hits = uploads = lookups = 0
     for layer in range(len(trace.layers)):
         uses = trace.experts[:, layer, :]
-        got, brought = _layer(POLICIES[policy](slots, trace.n_expert, uses), uses, skip)
+        got, brought = play(POLICIES[policy](slots, trace.n_expert, uses), uses, skip)
         here = max(0, len(trace) - skip) * trace.n_used
         rates.append(got / here if here else 0.0)
         hits, uploads, lookups = hits + got, uploads + brought, lookups + here
     return Score(policy, slots, lookups, hits, uploads, tuple(rates))
 
 
-def _layer(policy: Policy, uses: Uses, skip: int) -> tuple[int, int]:
+def play(policy: Policy, uses: Uses, skip: int) -> tuple[int, int]:
+    """Hits and uploads of one layer, without those of the first *skip* tokens."""
     hits = uploads = 0
     for token, row in enumerate(uses.tolist()):
         there = policy.resident

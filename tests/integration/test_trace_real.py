@@ -10,6 +10,7 @@ from real_builds import llamafork
 
 from llamafork.build.store import Build
 from llamafork.trace import format as files
+from llamafork.trace import simulate
 
 TEXT = "A prompt warms the cache; a restart does not cool it down. " * 3
 
@@ -56,3 +57,21 @@ def test_a_model_without_experts_and_a_context_too_small_are_refused(fork: Build
     assert done.returncode == 5
     assert "do not fit the context" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("reuse", "skew"), [(0.8, 1.0), (0.2, 0.2)])
+def test_a_bench_models_printed_hit_rates_are_those_of_its_trace(
+    fork: Build, tmp_path: Path, reuse: float, skew: float
+) -> None:
+    words = ("--experts", "64", "--used", "8", "--layers", "6", "--embd", "256", "--ff", "64", "--seed", "3")
+    words += ("--bench", "--reuse", str(reuse), "--skew", str(skew))
+    file, out = tmp_path / "bench.gguf", tmp_path / "bench.trace"
+    said = llamafork("make-model", str(file), "--arch", "qwen3moe", *words).stdout.splitlines()
+    printed = {a: float(b.rstrip("%")) / 100 for a, b in (x.split("\t") for x in said if x[0].isdigit() and "\t" in x)}
+    sampled = ("-c", "2048", "--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--ignore-eos", "-s", "1")
+    llamafork("trace", "record", str(file), str(out), "-p", "Hello", "-n", "1000", "--build", fork.key, "--", *sampled)
+    trace = files.load(out).decode_only()
+    assert set(printed) == {"12.5%", "25.0%", "50.0%", "75.0%"}
+    for share, rate in printed.items():
+        slots = round(float(share.rstrip("%")) / 100 * trace.n_expert)
+        assert abs(simulate.run(trace, "lru", slots, skip=64).rate - rate) < 0.1, share
