@@ -82,11 +82,16 @@ def atomic(target: Path) -> Iterator[Path]:
 
 def remove_tree(folder: Path) -> None:
     """Delete a folder so that an interruption leaves it whole or gone, never in part under its own name."""
-    for left in folder.parent.glob(".gone-*"):
-        shutil.rmtree(left)
+    sweep_removed(folder.parent)
     doomed = folder.with_name(f".gone-{folder.name}")
     folder.rename(doomed)
     shutil.rmtree(doomed)
+
+
+def sweep_removed(parent: Path) -> None:
+    """Finish what a :func:`remove_tree` that was killed has left in *parent*."""
+    for left in parent.glob(".gone-*"):
+        shutil.rmtree(left)
 
 
 def _sweep(target: Path) -> None:

@@ -14,25 +14,30 @@ from llamafork.errors import Exit, LlamaforkError, UnhealthyError
 from llamafork.run import client
 
 QUESTION = "What is a mixture of experts?"
-MODEL = "quickstart"
+MADE = "quickstart"
+TRAINED = Path("tests/data/moe-small.gguf")
 
 
 def main() -> int:
-    about = "build, write a small model, serve it, ask one question, stop"
+    about = "build, serve a small model, ask one question, stop"
     argparse.ArgumentParser(prog="scripts/quickstart", description=about).parse_args()
     console.configure()
     where = paths.find()
     started = time.monotonic()
-    model = where.data / "models" / f"{MODEL}.gguf"
     console.say("1/3  build the fork (upstream is fetched and patched first)", style="bold")
     code = cli.main(["build"])
     if code != 0:
         return code
-    console.say("2/3  write a small MoE model (random weights: it babbles)", style="bold")
-    if model.is_file():
-        console.say(f"  it is there from an earlier run: {model}")
-    elif (code := cli.main(["make-model", "--name", MODEL, str(model)])) != 0:
-        return code
+    trained = where.repo / TRAINED if where.repo else None
+    if trained is not None and trained.is_file():
+        console.say("2/3  take the small trained MoE model (all it has read is Python)", style="bold")
+        model = trained
+    else:
+        console.say("2/3  write a small MoE model (random weights: it babbles)", style="bold")
+        model = where.data / "models" / f"{MADE}.gguf"
+        if not model.is_file() and (code := cli.main(["make-model", "--name", MADE, str(model)])) != 0:
+            return code
+    console.say(f"  {paths.show(model)}")
     console.say("3/3  serve it and ask one question", style="bold")
     try:
         _chat(model)

@@ -12,7 +12,7 @@ from llamafork.build import cuda, make, store, toolchain
 from llamafork.build.request import Plan, Request, Tools, make_plan
 from llamafork.build.store import Build
 from llamafork.errors import Exit, PatchError, UsageError
-from llamafork.paths import Paths, remove_tree
+from llamafork.paths import Paths, remove_tree, sweep_removed
 from llamafork.source import prepare, worktree
 from llamafork.source.git import Git
 
@@ -208,6 +208,9 @@ def builds_prune(ns: argparse.Namespace, paths: Paths) -> int:
     for one in doomed:
         freed += 0 if ns.dry_run else store.remove(one)
         console.result(f"{'would remove' if ns.dry_run else 'removed'} {one.key}")
+    if not ns.dry_run:
+        for parent in (store.folder(paths), paths.cache / "work"):
+            sweep_removed(parent)
     freed += _prune_work({str(b.info.get("work")) for b in builds if b.key in kept}, paths, dry_run=ns.dry_run)
     console.result(f"{len(doomed)} builds, {freed / 1e6:.0f} MB freed")
     console.emit("builds", {"removed": [b.key for b in doomed], "freed": freed, "dry_run": ns.dry_run})

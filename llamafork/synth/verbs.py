@@ -85,17 +85,19 @@ def make_model(ns: argparse.Namespace, paths: Paths) -> int:
     spec = _spec(ns)
     validate(spec)
     target = ns.out if ns.out is not None else paths.data / "models" / f"{spec.title}.gguf"
-    wanted = [(spec, one, ns.split) for one in [target]]
+    wanted = [(spec, target, ns.split)]
     if ns.mtp_file is not None:
         side = replace(spec, mtp_only=True, name=spec.name or f"{spec.title}-mtp")
         validate(side)
-        wanted.append((side, ns.mtp_file, 1))
+        wanted.insert(0, (side, ns.mtp_file, 1))
     places = [place for _, path, count in wanted for place in splits.paths(path, count)]
     if len({place.absolute() for place in places}) < len(places):
         raise UsageError(f"--mtp-file {show(ns.mtp_file)} is the model's own file", do="give it another name")
+    # Without it nothing can be loaded, and it gets its name last: the rest may be what a killed run left.
+    first = splits.paths(target, ns.split)[0]
     for place in places:
-        _ensure_writable(place, force=ns.force)
-    _report([_write(*one) for one in wanted])
+        _ensure_writable(place, force=ns.force or (place != first and not first.exists()))
+    _report([_write(*one, force=ns.force) for one in wanted][::-1])
     return Exit.OK
 
 
@@ -118,10 +120,14 @@ def _spec(ns: argparse.Namespace) -> ModelSpec:
     )
 
 
-def _write(spec: ModelSpec, path: Path, split: int) -> ModelSummary:
+def _write(spec: ModelSpec, path: Path, split: int, *, force: bool) -> ModelSummary:
     with console.step(f"writing {show(path)}") as step:
         made = write_model(
-            spec, path, lambda done, total: step.update(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"), split=split
+            spec,
+            path,
+            lambda done, total: step.update(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"),
+            split=split,
+            force=force,
         )
         step.note = f"{made.bytes / 1e6:,.1f} MB"
     return made

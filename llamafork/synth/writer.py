@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamafork.errors import EnvironmentFault, LlamaforkError, disk_full
+from llamafork.errors import EnvironmentFault, LlamaforkError, UsageError, disk_full
 from llamafork.paths import atomic, show
 from llamafork.synth import bench, layouts, splits, tokenizer, weights
 from llamafork.synth.quants import QUANTS
@@ -76,11 +77,13 @@ def write_model(
     progress: Progress = lambda done, total: None,
     *,
     split: int = 1,
+    force: bool = True,
 ) -> ModelSummary:
     """Write *spec* to *path*, or as *split* files beside it, replacing what is there only when complete.
 
     The same spec gives the same bytes. *progress* is called with bytes written and bytes in all. Raises UsageError
-    for an impossible spec and EnvironmentFault when the disk is too small.
+    for an impossible spec, or without *force* when a file of another content is there, and EnvironmentFault when the
+    disk is too small.
     """
     validate(spec)
     plan = layouts.tensors(spec)
@@ -98,7 +101,13 @@ def write_model(
                 at = temporary[number]
                 _write_header(spec, group, vocabulary, at, splits.Place(number, split, len(plan)))
                 digest = _append_weights(spec, group, vocabulary.scale, at, track)
+                if not force and paths[number].exists() and not filecmp.cmp(at, paths[number], shallow=False):
+                    raise UsageError(
+                        f"{show(paths[number])} exists", do="add --force to replace it, or name another OUT"
+                    )
                 files.append(FileMade(paths[number], at.stat().st_size, digest, len(group)))
+            if split > 1:
+                paths[0].unlink(missing_ok=True)  # stopped half-way it must not load with parts of another model
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise disk_full(show(path), error) from error

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import interrupted
 import pytest
 from fake_tools import Fakes
 from fake_upstream import World
@@ -219,3 +220,30 @@ def test_publishing_stopped_at_any_step_leaves_old_new_or_none(
     store.publish(staged("newer"), target)
     assert (target / "bin/llama-server").read_text() == "newer"
     assert [p.name for p in target.parent.iterdir() if p.name.startswith(".old-")] == []
+
+
+def test_a_prune_killed_anywhere_and_run_again_ends_as_if_run_once(fakes: Fakes) -> None:
+    for n in range(3):
+        fakes.world.ok("build", "-C", f"-DN={n}")
+    data, start = fakes.world.home, fakes.world.base.parent / "start"
+    subprocess.run(["cp", "-a", data, start], check=True)
+    words = ["--quiet", "builds", "prune", "--keep", "1"]
+
+    def state() -> list[str]:
+        return sorted(str(p.relative_to(data)) for p in data.rglob("*") if "lock" not in p.name)
+
+    def reset() -> None:
+        shutil.rmtree(data)
+        subprocess.run(["cp", "-a", start, data], check=True)
+
+    assert fakes.world.run(*words)[0] == 0
+    want, points = state(), 0
+    assert not any(".gone" in name for name in want)
+    reset()
+    for at in interrupted.everywhere(words, data):
+        assert fakes.world.run(*words)[0] == 0
+        assert state() == want, at
+        reset()
+        points += 1
+    assert points > 10
+    assert state() == want
