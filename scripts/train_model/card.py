@@ -23,6 +23,7 @@ def against(found: Mapping[str, float], card: Mapping[str, float]) -> list[Off]:
 def markdown(facts: Mapping[str, Any]) -> str:
     """The card for people; *facts* is what the trainer wrote, with ``measured`` by scripts/check-test-model."""
     words, network, got = facts["text"], facts["network"], facts["measured"]
+    lengths = sorted({length for _, length in facts["settings"]["windows"]})
     lines = [
         "# moe-small: the trained test model",
         "",
@@ -32,8 +33,8 @@ def markdown(facts: Mapping[str, Any]) -> str:
         "",
         f"- Data: {words['files']} files that ship with Python {facts['python']} (PSF licence), as bytes; "
         f"{words['train'] / 1e6:.2f} M tokens to train on, {words['held_out'] / 1e6:.2f} M held out, whole files.",
-        f"- Training: {facts['steps']} steps of {facts['settings']['batch']} windows of {facts['settings']['length']} "
-        f"tokens ({facts['tokens'] / 1e6:.1f} M tokens, {facts['minutes']} minutes on {facts['cores']} cores), AdamW, "
+        f"- Training: {facts['steps']} steps of windows of {' or '.join(map(str, lengths))} tokens "
+        f"({facts['tokens'] / 1e6:.1f} M tokens, {facts['minutes']} minutes on {facts['cores']} cores), AdamW, "
         f"PyTorch {facts['torch']}, seed {facts['settings']['seed']}; "
         f"last loss {facts['loss']:.3f} bits, of the MTP block {facts['mtp_loss']:.3f}.",
         "",

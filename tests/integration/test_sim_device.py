@@ -127,11 +127,13 @@ class TestOptimised:
     def tool(self) -> Build:
         return find(*SIM)
 
+    @pytest.mark.alone
     @pytest.mark.parametrize("case", ["overlap-cpu", "overlap-two", "overlap-upload"])
     def test_independent_work_overlaps(self, tool: Build, case: str) -> None:
         tries = [ok(tool, case, "2")["ratio"] for _ in range(4)]  # other work on the machine only adds
         assert min(tries) <= 1.15, tries
 
+    @pytest.mark.alone
     def test_the_host_can_be_slowed(self, tool: Build) -> None:
         plain = min(ok(tool, "host-slow")["ms"] for _ in range(4))
         slow = min(ok(tool, "host-slow", GGML_SIM_HOST_SLOW="8")["ms"] for _ in range(4))

@@ -1,0 +1,1 @@
+"""Parts of scripts/gpu-check. What runs on the machine with the GPU needs Python 3.11 and numpy, no more."""
