@@ -130,8 +130,14 @@ class TestOptimised:
     @pytest.mark.alone
     @pytest.mark.parametrize("case", ["overlap-cpu", "overlap-two", "overlap-upload"])
     def test_independent_work_overlaps(self, tool: Build, case: str) -> None:
-        tries = [ok(tool, case, "2")["ratio"] for _ in range(4)]  # other work on the machine only adds
-        assert min(tries) <= 1.15, tries
+        """Within 1.15 of the longer; on a machine whose second core is half of one, of what two plain threads need."""
+        tries = []
+        for _ in range(6):  # other work on the machine only adds
+            took = ok(tool, case, "2")
+            tries.append((took["ratio"], took["machine"]))
+            if took["ratio"] <= 1.15 * max(1.0, took["machine"]):
+                return
+        pytest.fail(f"ratios, and those of plain threads: {tries}")
 
     @pytest.mark.alone
     def test_the_host_can_be_slowed(self, tool: Build) -> None:
