@@ -10,12 +10,15 @@ import pytest
 from llamafork import cli
 
 
+SMALL = "--layers 2 --embd 32 --heads 1 --kv-heads 1 --head-dim 32 --ff 32 --experts 4 --used 2 --vocab 260".split()
+
+
 @pytest.mark.parametrize("more", [(), ("--split", "3"), ("--mtp-file", "MTP")], ids=["whole", "split", "mtp file"])
 def test_killed_anywhere_and_run_again_it_writes_the_same(tmp_path: Path, more: tuple[str, ...]) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     extra = [str(folder / "mtp.gguf") if word == "MTP" else word for word in more]
-    words = ["--quiet", "make-model", str(folder / "m.gguf"), "--layers", "2", "--arch", "deepseek2", *extra]
+    words = ["--quiet", "make-model", str(folder / "m.gguf"), "--arch", "deepseek2", *SMALL, *extra]
 
     def files() -> dict[str, bytes]:
         return {p.name: p.read_bytes() for p in folder.iterdir()}
