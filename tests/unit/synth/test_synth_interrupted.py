@@ -9,8 +9,26 @@ import pytest
 
 from llamafork import cli
 
-
-SMALL = "--layers 2 --embd 32 --heads 1 --kv-heads 1 --head-dim 32 --ff 32 --experts 4 --used 2 --vocab 260".split()
+SMALL = [
+    "--layers",
+    "2",
+    "--embd",
+    "32",
+    "--heads",
+    "1",
+    "--kv-heads",
+    "1",
+    "--head-dim",
+    "32",
+    "--ff",
+    "32",
+    "--experts",
+    "4",
+    "--used",
+    "2",
+    "--vocab",
+    "260",
+]
 
 
 @pytest.mark.parametrize("more", [(), ("--split", "3"), ("--mtp-file", "MTP")], ids=["whole", "split", "mtp file"])
