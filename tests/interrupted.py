@@ -1,4 +1,4 @@
-"""A verb killed where it opens, makes, renames or removes a file, in a process of its own."""
+"""A verb, or any work, killed where it opens, makes, renames or removes a file, in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from llamafork import cli, proc
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
 
 
-def apart(words: list[str], at: int, below: Path, sent: signal.Signals = signal.SIGKILL) -> int:
-    """Run *words* and send *sent* at the *at*-th change of a file in *below*; the exit status, 0 if there are fewer."""
+Work = list[str] | Callable[[], object]
+
+
+def apart(work: Work, at: int, below: Path, sent: signal.Signals = signal.SIGKILL) -> int:
+    """Run *work* (words of the command line, or a call), with *sent* at the *at*-th change of a file in *below*.
+
+    Returns the exit status, 0 if there are fewer changes.
+    """
     pid = os.fork()  # a new interpreter each time would cost half a minute in all
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -22,7 +28,7 @@ def apart(words: list[str], at: int, below: Path, sent: signal.Signals = signal.
     try:
         proc._file_lock.cache_clear()  # filelock refuses one from before the fork
         sys.addaudithook(_hook(at, str(below), sent))
-        code = cli.main(words)
+        code = cli.main(work) if isinstance(work, list) else int(work() is None)
     finally:
         os._exit(code)
 
@@ -40,10 +46,10 @@ def _hook(at: int, below: str, sent: signal.Signals) -> Callable[[str, tuple[obj
     return hook
 
 
-def everywhere(words: list[str], below: Path, sent: signal.Signals = signal.SIGKILL) -> Iterator[int]:
-    """Kill *words* at its first change, its second and so on, until it ends undisturbed; the caller resets between."""
+def everywhere(work: Work, below: Path, sent: signal.Signals = signal.SIGKILL) -> Iterator[int]:
+    """Kill *work* at its first change, its second and so on, until it ends undisturbed; the caller resets between."""
     at = 1
-    while apart(words, at, below, sent) != 0:
+    while apart(work, at, below, sent) != 0:
         yield at
         at += 1
         assert at < 500

@@ -15,7 +15,7 @@ from llamafork import console, pip, proc
 from llamafork.build import toolchain
 from llamafork.build.request import Tools
 from llamafork.errors import EnvironmentFault, LlamaforkError, UsageError
-from llamafork.paths import Paths, write_atomic
+from llamafork.paths import Paths, remove_tree, sweep_removed, write_atomic
 
 PARTS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl", "nvidia-nvvm")
 CUBLAS = "nvidia-cublas"
@@ -113,7 +113,7 @@ def complete(nvcc: Nvcc | None, paths: Paths, *, offline: bool) -> Path:
     if root is not None and not parts:
         return root
     target = paths.cache / "cuda" / version
-    if (target / ".complete").is_file() and (root is None or (target / ".complete").read_text() == str(root)):
+    if _is_complete(target, root):
         return target
     if offline:
         raise EnvironmentFault(
@@ -121,9 +121,16 @@ def complete(nvcc: Nvcc | None, paths: Paths, *, offline: bool) -> Path:
             why="--offline forbids fetching them",
             do="run once without --offline, or install them",
         )
-    with console.step(f"CUDA {version}: fetch {', '.join(parts)}"):
-        _compose(target, root, version, parts)
+    with proc.lock(paths.cache / "cuda.lock"):
+        if not _is_complete(target, root):  # another run may have made it meanwhile
+            with console.step(f"CUDA {version}: fetch {', '.join(parts)}"):
+                _compose(target, root, version, parts)
     return target
+
+
+def _is_complete(target: Path, root: Path | None) -> bool:
+    stamp = target / ".complete"
+    return stamp.is_file() and (root is None or stamp.read_text() == str(root))
 
 
 def _has_cublas(root: Path) -> bool:
@@ -139,27 +146,34 @@ def lib_folder(root: Path) -> Path:
 def _compose(target: Path, root: Path | None, version: str, parts: list[str]) -> None:
     """Links to the system's files plus the wheels' own, made beside *target* and renamed into place."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as scratch:
-        made = Path(scratch) / "toolkit"
-        for folder in ("bin", "lib", "include", "nvvm"):
-            (made / folder).mkdir(parents=True)
-        if root is not None:
-            # nvcc finds its toolkit from its own real path, so its folder is copied and the rest linked
-            shutil.copytree(root / "bin", made / "bin", dirs_exist_ok=True)
-            for folder in ("nvvm", "include", "lib"):
-                for entry in (root / folder).iterdir():
-                    (made / folder / entry.name).symlink_to(entry)
-        for wheel in _wheels(Path(scratch), version, parts):
-            _unpack(wheel, made)
-        (made / "lib64").symlink_to("lib")
-        for library in list((made / "lib").glob("lib*.so.*")):
-            plain = made / "lib" / (library.name.split(".so.")[0] + ".so")
-            if not plain.exists():
-                plain.symlink_to(library.name)
-        (made / ".complete").write_text(str(root or ""))
-        if target.exists():
-            shutil.rmtree(target)
-        made.replace(target)
+    for left in target.parent.glob(".part-*"):  # of a run that was killed
+        shutil.rmtree(left)
+    made = target.with_name(f".part-{target.name}")
+    for folder in ("bin", "lib", "include", "nvvm"):
+        (made / folder).mkdir(parents=True)
+    if root is not None:
+        # nvcc finds its toolkit from its own real path, so its folder is copied and the rest linked
+        shutil.copytree(root / "bin", made / "bin", dirs_exist_ok=True)
+        for folder in ("nvvm", "include", "lib"):
+            for entry in (root / folder).iterdir():
+                (made / folder / entry.name).symlink_to(entry)
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as scratch:
+            for wheel in _wheels(Path(scratch), version, parts):
+                _unpack(wheel, made)
+    except BaseException:
+        shutil.rmtree(made)
+        raise
+    (made / "lib64").symlink_to("lib")
+    for library in list((made / "lib").glob("lib*.so.*")):
+        plain = made / "lib" / (library.name.split(".so.")[0] + ".so")
+        if not plain.exists():
+            plain.symlink_to(library.name)
+    (made / ".complete").write_text(str(root or ""))
+    if target.exists():
+        remove_tree(target)
+    sweep_removed(target.parent)
+    made.replace(target)
 
 
 def _wheels(scratch: Path, version: str, parts: list[str]) -> list[Path]:

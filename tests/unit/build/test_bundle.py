@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import interrupted
 import pytest
 from fake_tools import Fakes, nvcc
 from fake_upstream import World
 
+from llamafork import pip, proc
 from llamafork.build import bundle, cuda, request
 from llamafork.build.request import Request, Tools
 
@@ -108,3 +111,47 @@ def test_a_cuda_build_has_the_libraries_it_needs_in_it(fakes: Fakes) -> None:
     there = {f.name for f in (Path(str(made["root"])) / "bin").iterdir()}
     assert {"libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"} <= there
     assert "libcupti.so.13" not in there
+
+
+def wheel(folder: Path) -> None:
+    """What pip would download: cuBLAS with a header and a library."""
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "nvidia_cublas-12.4.5-py3-none-any.whl", "w") as made:
+        for name in ("include/cublas_v2.h", "lib/libcublas.so.12", "lib/libcublasLt.so.12"):
+            made.writestr(f"nvidia/cublas/{name}", name)
+
+
+@pytest.mark.parametrize("before", ["nothing", "of another toolkit"])
+def test_a_toolkit_killed_while_it_is_put_together_is_made_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    system, cache = world.base / "toolkit", world.paths.cache
+    for name in ("bin/nvcc", "include/cuda.h", "lib/libcudart.so.12", "nvvm/x"):
+        world.write(system / name, name)
+    monkeypatch.setattr(cuda.Nvcc, "root", system)
+    monkeypatch.setattr(pip, "download", lambda into, *_: wheel(into) or proc.Result((), 0, "", ""))
+    found = cuda.Nvcc("nvcc", "12.4")
+
+    def start() -> None:
+        shutil.rmtree(cache / "cuda", ignore_errors=True)
+        if before != "nothing":
+            composed(world)
+
+    def whole() -> list[str]:
+        return sorted(str(path.relative_to(cache / "cuda")) for path in (cache / "cuda").rglob("*"))
+
+    def make() -> Path:
+        return cuda.complete(found, world.paths, offline=False)
+
+    start()
+    root, points = make(), 0
+    want = whole()
+    assert (root / "lib/libcublas.so").resolve().name == "libcublas.so.12"
+    assert not (root / "lib/libcupti.so.13").exists()
+    start()
+    for at in interrupted.everywhere(make, cache / "cuda"):
+        assert make() == root
+        assert whole() == want, at
+        start()
+        points += 1
+    assert points > 10
