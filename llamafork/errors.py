@@ -36,7 +36,7 @@ MEANING: dict[Exit, str] = {
     Exit.MODEL: "a model file is missing, damaged or of a kind this build cannot read",
     Exit.NO_FIT: "the model does not fit the memory given",
     Exit.REGRESSION: "a comparison found the fork slower than or different from stock",
-    Exit.UNHEALTHY: "the server started but did not become ready",
+    Exit.UNHEALTHY: "a built program failed, or the server did not become ready",
     Exit.SOURCE: "the upstream source could not be fetched or is not the pinned one",
     Exit.INTERRUPTED: "stopped by Ctrl-C (SIGINT)",
     Exit.TERMINATED: "stopped by SIGTERM",

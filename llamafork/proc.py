@@ -266,6 +266,39 @@ def stream(
 
 
 @contextmanager
+def kept(
+    args: Args, *, env: Mapping[str, str] | None, stdout: int | IO[bytes], stderr: int | IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program for the length of a block, which ends it; also gone when we are killed (see guard.py)."""
+    words = [str(a) for a in args]
+    detail(f"$ {command_line(words)}")
+    with guardian() as name_group:
+        child: subprocess.Popen[bytes] | None = None
+        try:
+            with _signals_wait():
+                child = subprocess.Popen(
+                    _gated(words, env),
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=POSIX,
+                )
+                name_group(child.pid)
+            assert child.stdin is not None
+            with suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(_go() or b"")
+            yield child
+        except OSError as error:
+            if child is None:
+                _raise_if_it_cannot_run(words, error)
+            raise
+        finally:
+            if child is not None:
+                shut_down(child, grace=1.0)
+
+
+@contextmanager
 def guardian() -> Iterator[Callable[[int], None]]:
     """A small process that ends the group named to it if we are killed without a chance to do so."""
     if not POSIX:

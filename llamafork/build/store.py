@@ -116,7 +116,9 @@ def resolve(paths: Paths, wanted: str | None = None) -> Build:
     same_kind = [b for b in builds if b.kind == wanted]
     if same_kind:
         return same_kind[0]
-    matching = [b for b in builds if b.key.startswith(wanted) or b.key.rpartition("-")[2].startswith(wanted)]
+    matching = [b for b in builds if b.key == wanted] or [
+        b for b in builds if b.key.startswith(wanted) or b.key.rpartition("-")[2].startswith(wanted)
+    ]
     if len(matching) == 1:
         return matching[0]
     names = ", ".join(b.key for b in matching or builds) or "none"
@@ -128,14 +130,18 @@ def _default(paths: Paths, builds: Sequence[Build]) -> Build | None:
     return current(paths) or next((b for b in builds if not b.why_not_current), None)
 
 
+def alike(one: Build, other: Build) -> bool:
+    """Of the same profile and backends."""
+    return one.profile == other.profile and set(one.info.get("backends", [])) == set(other.info.get("backends", []))
+
+
 def twin(builds: Sequence[Build], of: Build | None) -> Build | None:
     """The stock build to compare *of* with: same profile and backends, then same targets, then the newest."""
 
     def likeness(one: Build) -> tuple[bool, bool]:
         if of is None:
             return False, False
-        same = one.profile == of.profile and set(one.info.get("backends", [])) == set(of.info.get("backends", []))
-        return same, set(one.targets) == set(of.targets)
+        return alike(one, of), set(one.targets) == set(of.targets)
 
     newest_first = sorted((b for b in builds if b.kind == "stock"), key=lambda b: -b.made)
     return max(newest_first, key=likeness, default=None)

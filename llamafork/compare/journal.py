@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamafork.compare.target import Target
+from llamafork.facts.gguf_file import SHARD
 from llamafork.paths import Paths
 
 
@@ -32,7 +34,8 @@ class Journal:
             result = json.loads(json.dumps(work()))
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a", encoding="utf-8") as out:
-                out.write(json.dumps({"step": name, "result": result}) + "\n")
+                # begins with the end of a line that an earlier run may have left torn
+                out.write("\n" + json.dumps({"step": name, "result": result}) + "\n")
             self.done[name] = result
         return self.done[name]
 
@@ -48,5 +51,13 @@ def of(paths: Paths, targets: Sequence[Target], models: Sequence[Path], options:
 
 
 def _stamp(path: Path) -> list[tuple[str, int, int]]:
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    """Of a folder of programs with its libraries beside; of a file with the other parts of a split model."""
+    if path.is_dir():
+        beside = path.parent / "lib"
+        files = [*sorted(path.iterdir()), *(sorted(beside.iterdir()) if beside.is_dir() else [])]
+    else:
+        shard = SHARD.match(path.name)
+        files = (
+            sorted(path.parent.glob(f"{glob.escape(shard['stem'])}-*-of-{shard['count']}.gguf")) if shard else [path]
+        )
     return [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]

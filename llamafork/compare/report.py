@@ -20,7 +20,8 @@ COLORS = {"faster": "tab:green", "no difference": "tab:gray", "slower": "tab:red
 class Row:
     """One case and its verdict; ``bad`` makes the comparison fail.
 
-    ``ratio``, ``low``, ``high``: of a speed, A over B, and the interval that holds it.
+    ``number``: which speed, such as ``pp512``; ``ratio``, ``low``, ``high``: of it, A over B, and the interval that
+    holds it.
     """
 
     suite: str
@@ -30,6 +31,7 @@ class Row:
     bad: bool
     detail: str = ""
     seconds: float = 0.0
+    number: str = ""
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -53,11 +55,12 @@ def markdown(report: Report) -> str:
     lines = [
         f"{report.ours} against {report.theirs}",
         "",
-        "| suite | model | place | verdict | detail |",
-        "|---|---|---|---|---|",
+        "| suite | model | place | number | verdict | detail |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r.suite} | {r.model} | {r.place} | {r.verdict} | {r.detail.replace('|', '/')} |" for r in report.rows
+        f"| {r.suite} | {r.model} | {r.place} | {r.number} | {r.verdict} | {r.detail.replace('|', '/')} |"
+        for r in report.rows
     ]
     return "\n".join(lines) + "\n"
 
@@ -67,7 +70,7 @@ def junit(report: Report) -> str:
     top = ET.Element("testsuite", name=f"{report.ours} against {report.theirs}", tests=str(len(rows)),
                      failures=str(sum(r.bad for r in rows)))  # fmt: skip
     for row in rows:
-        name = f"{row.model} at {row.place}"
+        name = f"{row.model} at {row.place}" + (f": {row.number}" if row.number else "")
         case = ET.SubElement(top, "testcase", classname=row.suite, name=name, time=f"{row.seconds:.3f}")
         if row.bad:
             ET.SubElement(case, "failure", message=row.verdict).text = row.detail
@@ -95,7 +98,7 @@ def plot(report: Report) -> bytes:
         axes.plot([row.low, row.high], [at, at], color=color, linewidth=3, alpha=0.5, solid_capstyle="butt")
         axes.plot(row.ratio, at, "o", color=color)
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [f"{r.model} {r.place} {r.detail.partition(':')[0]}" for r in rows])
+    axes.set_yticks(range(len(rows)), [f"{r.model} {r.place} {r.number}" for r in rows])
     axes.invert_yaxis()
     axes.set_xlabel("speed of A over B (more is faster)")
     axes.set_title(f"A: {report.ours}   B: {report.theirs}", fontsize="medium")

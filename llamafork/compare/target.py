@@ -11,7 +11,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamafork import proc
 from llamafork.build import store
+from llamafork.build.check import DEVICE
 from llamafork.errors import EnvironmentFault, UsageError
 from llamafork.paths import Paths, show
 from llamafork.run import client
@@ -65,6 +67,23 @@ PLACES = {
 }
 
 
+def twin_of(paths: Paths, ours: Target) -> Target:
+    """The stock build like *ours*. Raises :class:`UsageError` when there is none."""
+    build = store.find(paths, ours.name)
+    if build is None:  # a folder of programs: whatever stock build is there
+        return resolve(paths, "stock")
+    found = store.twin(store.load_all(paths), build)
+    if found is None or not store.alike(found, build):
+        more = "".join(f" --backend {name}" for name in build.info.get("backends", []) if name != "cpu")
+        more += "" if build.profile == "release" else f" --profile {build.profile}"
+        raise UsageError(
+            f"there is no stock build like {build.key}",
+            why="another profile or other backends would be another comparison",
+            do=f"llamafork build --stock{more}, or name B",
+        )
+    return Target(found.key, found.root / "bin")
+
+
 def resolve(paths: Paths, word: str) -> Target:
     """A folder with programs of any llama.cpp tree, or what :func:`store.resolve` takes."""
     folder = Path(word).expanduser()
@@ -81,6 +100,26 @@ def places(words: Sequence[str]) -> list[Place]:
     if unknown:
         raise UsageError(f"no place is called {unknown[0]!r}", do=f"one of: {', '.join(PLACES)}")
     return [PLACES[word] for word in dict.fromkeys(words)] if words else list(PLACES.values())
+
+
+def check_devices(place: Place, target: Target) -> None:
+    """Upstream only warns when there is no device and it ignores ``-ngl``: then nothing would be compared at *place*.
+
+    Raises :class:`EnvironmentFault` unless *target* has the simulated devices of *place*.
+    """
+    if not place.devices:
+        return
+    wanted = 1 + place.devices.count(";")
+    names = ("llama-server", "llama-bench", "llama-results")
+    program = next((name for name in names if os.access(target.folder / name, os.X_OK)), names[0])
+    done = proc.run([target.program(program), "--list-devices"], env=environment(place), timeout=60)
+    found = sum(bool(match and match[1].startswith("SIM")) for match in map(DEVICE.match, done.out.splitlines()))
+    if found != wanted:
+        raise EnvironmentFault(
+            f"{target.name} has no simulated devices for the place {place.name}",
+            why=f"{found} of {wanted} in its --list-devices; what ran there would run on the CPU",
+            do="build it with --backend sim (a stock build too), or choose other places: --on cpu",
+        )
 
 
 def environment(place: Place, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -102,16 +141,13 @@ def at(place: Place, target: Target) -> Iterator[tuple[str, ...]]:
 def _rpc_server(target: Target) -> Iterator[str]:
     port = client.free_port()
     command: list[str | Path] = [target.program("ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
-    server = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=environment(PLACES["cpu"]),
-    )  # fmt: skip
-    try:
-        _await(port, server)
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    nowhere = subprocess.DEVNULL
+    with proc.kept(command, env=environment(PLACES["cpu"]), stdout=nowhere, stderr=nowhere) as server:
+        try:
+            _await(port, server)
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.kill()
 
 
 def _await(port: int, server: subprocess.Popen[bytes]) -> None:

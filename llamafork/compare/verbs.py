@@ -6,7 +6,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from llamafork.compare import identity, journal, quality, report, speed, target
 from llamafork.compare.journal import Journal
 from llamafork.compare.report import Report, Row
 from llamafork.compare.target import Place, Target
-from llamafork.errors import Exit, UsageError
+from llamafork.errors import Exit, UnhealthyError, UsageError
 from llamafork.facts.gguf_file import check_model
 from llamafork.paths import Paths
 
@@ -37,7 +37,8 @@ class Case:
 
 def compare(ns: argparse.Namespace, paths: Paths) -> int:
     """Run the suites on both, in turns; exit 8 when they differ or A is slower."""
-    ours, theirs = target.resolve(paths, ns.a), target.resolve(paths, ns.b)
+    ours = target.resolve(paths, ns.a)
+    theirs = target.resolve(paths, ns.b) if ns.b != "stock" else target.twin_of(paths, ours)
     if ours.folder == theirs.folder and not ns.self_test:
         raise UsageError("both are the same build", do="name two, or give --self-test to see what noise looks like")
     models = [Path(name).absolute() for name in ns.model]
@@ -50,23 +51,43 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
         raise UsageError(
             f"--rounds {ns.rounds} is too few", why="their spread says nothing", do=f"at least {speed.LEAST}"
         )
+    more = variables(ns.env_a or [])
+    if more and "speed" not in suites:
+        raise UsageError("--env-a is for speed", why="the other suites give both the same", do="add --suite speed")
     places = target.places(ns.on or [])
-    keys = [suites, ns.rounds, ns.repeat, ns.threads, ns.env_a, ns.text, ns.self_test]
-    kept = journal.of(paths, [ours, theirs], models, keys)
+    for place in places:
+        for one in (ours, theirs):
+            target.check_devices(place, one)
+    files = [*models, *([Path(ns.text).absolute()] if ns.text else [])]
+    keys = [suites, ns.rounds, ns.repeat, ns.threads, more, ns.self_test]
+    kept = journal.of(paths, [ours, theirs], files, keys)
     if kept.done:
         console.say(f"going on with an interrupted comparison: {len(kept.done)} steps are done")
     rows: list[Row] = []
     for suite in suites:
         for model in models:
             for place in places:
-                rows += SUITES[suite](Case(ours, theirs, model, place, ns, kept))
+                try:
+                    rows += SUITES[suite](Case(ours, theirs, model, place, ns, kept))
+                except UnhealthyError as error:  # what is done and what follows is worth knowing all the same
+                    console.failure(error)
+                    rows.append(Row(suite, model.name, place.name, "failed", True, f"{error.what}: {error.why}"))
+    code = _tell(Report(ours.name, theirs.name, tuple(rows)), ns)
     kept.close()
-    return _tell(Report(ours.name, theirs.name, tuple(rows)), ns)
+    return code
+
+
+def variables(words: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` as a dictionary."""
+    wrong = next((word for word in words if not word.partition("=")[0] or "=" not in word), None)
+    if wrong is not None:
+        raise UsageError(f"--env-a {wrong!r} sets nothing", do="write NAME=VALUE")
+    return dict(word.partition("=")[::2] for word in words)
 
 
 def _tell(made: Report, ns: argparse.Namespace) -> int:
-    columns = ("suite", "model", "place", "verdict", "")
-    console.table(columns, [(r.suite, r.model, r.place, r.verdict, r.detail) for r in made.rows])
+    columns = ("suite", "model", "place", "number", "verdict", "")
+    console.table(columns, [(r.suite, r.model, r.place, r.number, r.verdict, r.detail) for r in made.rows])
     for path in report.write(made, markdown_file=ns.markdown, junit_file=ns.junit, plot_file=ns.plot):
         console.say(f"written {path}")
     console.emit("compare", made.as_dict())
@@ -95,7 +116,7 @@ def _identity(case: Case) -> Iterator[Row]:
 def _speed(case: Case) -> Iterator[Row]:
     started = time.monotonic()
     work = speed.Work(threads=case.options.threads, repeat=case.options.repeat)
-    more = dict(word.partition("=")[::2] for word in case.options.env_a or [])
+    more = variables(case.options.env_a or [])
     sides: tuple[list[speed.Times], list[speed.Times]] = ([], [])
 
     def round_of() -> tuple[speed.Times, speed.Times]:
@@ -109,16 +130,16 @@ def _speed(case: Case) -> Iterator[Row]:
             assert isinstance(took, list)
             for side, times in zip(sides, took, strict=True):
                 side.append(times)
-    for name, values in speed.ratios(*sides).items():
+    took_seconds = time.monotonic() - started
+    measured = speed.ratios(*sides)
+    for name, values in measured.items():
         found = speed.judge(values, threshold=case.options.threshold)
         ours, theirs = (statistics.median(x for one in side for x in one[name]) for side in sides)
-        detail = (
-            f"{name}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}); {ours:.1f} and {theirs:.1f} "
-            f"{'starts' if name == 'start' else 'tokens'}/s"
-        )
+        unit = "starts" if name == "start" else "tokens"
+        detail = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}); {ours:.1f} and {theirs:.1f} {unit}/s"
         bad = found.word == speed.SLOWER
-        row = Row("speed", case.model.name, case.place.name, found.word, bad, detail, time.monotonic() - started)
-        yield replace(row, ratio=found.ratio, low=found.low, high=found.high)
+        row = Row("speed", case.model.name, case.place.name, found.word, bad, detail, took_seconds / len(measured))
+        yield replace(row, number=name, ratio=found.ratio, low=found.low, high=found.high)
 
 
 def _quality(case: Case) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import requests
 
+from llamafork import proc
 from llamafork.errors import UnhealthyError
 from llamafork.paths import show
 
@@ -73,10 +74,11 @@ def running(
     port = free_port()
     words = [*map(str, command), "--host", "127.0.0.1", "--port", str(port)]
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as sink, session() as web:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=dict(os.environ if env is None else env)
-        )
+    with (
+        log.open("wb") as sink,
+        session() as web,
+        proc.kept(words, env=dict(os.environ if env is None else env), stdout=sink, stderr=sink) as process,
+    ):
         try:
             client = Client(f"http://127.0.0.1:{port}", web, process, log)
             _await(client, timeout)

@@ -71,7 +71,7 @@ class Lru:
 
 
 class Lfu:
-    """Every miss is brought in, in place of what has the least use, which halves every *half_life* tokens."""
+    """A miss comes in, in place of what has the least use, if its own is more; use halves every *half_life* tokens."""
 
     def __init__(self, slots: int, n_expert: int, future: Uses, half_life: float = 256.0) -> None:
         self.slots = slots

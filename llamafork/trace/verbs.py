@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 import numpy as np
 
 from llamafork import console, proc
 from llamafork.build import store
-from llamafork.errors import BuildError, Exit, UsageError
+from llamafork.errors import Exit, UnhealthyError, UsageError
 from llamafork.facts.gguf_file import check_model
 from llamafork.paths import Paths, show
 from llamafork.trace import simulate
@@ -33,7 +32,7 @@ def record(ns: argparse.Namespace, paths: Paths) -> int:
         code = proc.stream(command, log=log)
     if code != 0:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise BuildError(f"llama-expert-trace ended with {code}", why=" ".join(last), do=f"see {log}")
+        raise UnhealthyError(f"llama-expert-trace ended with {code}", why=" ".join(last), do=f"see {log}")
     return _tell(out, load(out))
 
 
@@ -96,7 +95,7 @@ def simulated(ns: argparse.Namespace, paths: Paths) -> int:
         kind = "tokens" if ns.all else "decoded tokens"
         raise UsageError(f"the trace has {len(played)} {kind}, and --skip is {ns.skip}", do="record more, or skip less")
     rows, data = [], []
-    for slots in ns.slots or sorted({max(1, math.ceil(share * trace.n_expert)) for share in SHARES}):
+    for slots in ns.slots or sorted({max(1, round(share * trace.n_expert)) for share in SHARES}):
         if not 0 < slots <= trace.n_expert:
             raise UsageError(f"{slots} slots for {trace.n_expert} experts", do="give 1 to the number of experts")
         for name in ns.policy or list(simulate.POLICIES):

@@ -20,6 +20,18 @@ def against(found: Mapping[str, float], card: Mapping[str, float]) -> list[Off]:
     return rows
 
 
+def falls_short(found: Mapping[str, float], size: int) -> list[str]:
+    """What the model must be to stand in for a real one, where it is not; *size* in bytes."""
+    wanted = {f"{size} bytes, more than 8 MB": size <= 8_000_000}
+    for n in LENGTHS:
+        best = found[f"bits of a trigram model at {n}"] * 2 / 3
+        wanted[f"at {n} tokens it is not a third better than a trigram model"] = found[f"bits at {n}"] <= best
+    for share in (25, 50):
+        chance = share / 100  # what a cache of that share of the experts hits if all are used alike
+        wanted[f"LRU hits at {share}% are hardly above chance"] = found[f"lru hits at {share}% of slots"] > chance + 0.1
+    return [what for what, fine in wanted.items() if not fine]
+
+
 def markdown(facts: Mapping[str, Any]) -> str:
     """The card for people; *facts* is what the trainer wrote, with ``measured`` by scripts/check-test-model."""
     words, network, got = facts["text"], facts["network"], facts["measured"]

@@ -61,8 +61,11 @@ def load() -> Text:
     return Text(as_array(train), as_array(held), len(files), total.hexdigest())
 
 
-def trigram_bits(train: Sequence[int], held: Sequence[int]) -> float:
-    """Bits a token of an interpolated trigram model (weights 0.7, 0.25, 0.049, rest uniform) on the held-out text."""
+def trigram_bits(train: Sequence[int], held: Sequence[int]) -> NDArray[np.float64]:
+    """Bits of each token of *held* but the first two, for an interpolated trigram model of *train*.
+
+    Weights 0.7, 0.25 and 0.049 for three, two and one token, the rest uniform.
+    """
     three, two, one = Counter(), Counter(), Counter()  # type: ignore[var-annotated]
     pairs, singles = Counter(), Counter()  # type: ignore[var-annotated]
     tokens = list(map(int, train))
@@ -73,13 +76,21 @@ def trigram_bits(train: Sequence[int], held: Sequence[int]) -> float:
         singles[b] += 1
         one[c] += 1
     n = len(tokens)
-    bits, count = 0.0, 0
+    bits = []
     text = list(map(int, held))
     for a, b, c in zip(text, text[1:], text[2:], strict=False):
         single = one[c] / n
         double = two[b, c] / singles[b] if singles[b] else single
         triple = three[a, b, c] / pairs[a, b] if pairs[a, b] else double
-        p = 0.7 * triple + 0.25 * double + 0.049 * single + 0.001 / 257
-        bits -= math.log2(p)
-        count += 1
-    return bits / count
+        bits.append(-math.log2(0.7 * triple + 0.25 * double + 0.049 * single + 0.001 / 257))
+    return np.array(bits)
+
+
+def second_halves(bits: NDArray[np.float64], length: int, first: int) -> float:
+    """The mean over what llama-perplexity looks at: the second half of each whole window of *length* tokens.
+
+    ``bits[0]`` belongs to token number *first*.
+    """
+    at = np.arange(first, first + len(bits))
+    whole = (first + len(bits)) // length * length
+    return float(bits[(at % length > length // 2) & (at < whole)].mean())

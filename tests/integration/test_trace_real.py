@@ -54,7 +54,7 @@ def test_a_model_without_experts_and_a_context_too_small_are_refused(fork: Build
     out = tmp_path / "none"
     done = llamafork("trace", "record", str(model), str(out), "-p", TEXT, "-n", "5000", "--build", fork.key,
                      "--", "-c", "512", "-ngl", "0", check=False)  # fmt: skip
-    assert done.returncode == 5
+    assert done.returncode == 9
     assert "do not fit the context" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -75,7 +75,7 @@ def test_reports_say_which_case_failed() -> None:
     suite = ET.fromstring(report.junit(made))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert [case.find("failure") is not None for case in suite] == [False, True]
-    assert "| m.gguf | sim | different output | logits / at width 1 |" in report.markdown(made)
+    assert "| m.gguf | sim |  | different output | logits / at width 1 |" in report.markdown(made)
     assert json.loads(json.dumps(made.as_dict()))["ok"] is False
 
 

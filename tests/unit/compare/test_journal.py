@@ -29,7 +29,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     again = Journal(file)
     assert again.step("one", work) == {"n": 1}
     assert again.step("two", work) == {"n": 2}
-    again.close()
+    third = Journal(file)
+    assert third.step("two", work) == {"n": 2}  # what came after the torn line is whole
+    third.close()
     assert not file.exists()
 
 
@@ -49,3 +51,18 @@ def test_other_programs_models_or_options_are_another_comparison(world: World, t
     assert name(2) != first
     program.write_text("other")
     assert name() != first
+
+
+def test_libraries_beside_and_later_parts_of_a_model_count(world: World, tmp_path: Path) -> None:
+    program, library = tmp_path / "bin/llama-bench", tmp_path / "lib/libllama.so"
+    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    for file in (program, library, first, second):
+        world.write(file, "one")
+
+    def name() -> str:
+        return journal.of(world.paths, [Target("a", program.parent)], [first], 1).file.name
+
+    for file in (library, second):
+        before = name()
+        file.write_text("another")
+        assert name() != before, file

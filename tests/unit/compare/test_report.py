@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from llamafork.compare.report import Report, Row
 from llamafork.errors import EnvironmentFault, UsageError
 
 SPEEDS = (
-    Row("speed", "m.gguf", "cpu", "slower", bad=True, detail="tg32: …", ratio=0.9, low=0.88, high=0.93),
-    Row("speed", "m.gguf", "cpu", "no difference", bad=False, detail="pp64: …", ratio=1.0, low=0.97, high=1.02),
-    Row("speed", "m.gguf", "sim", "faster", bad=False, detail="start: …", ratio=1.5, low=1.4, high=1.6),
+    Row("speed", "m.gguf", "cpu", "slower", bad=True, number="tg32", ratio=0.9, low=0.88, high=0.93),
+    Row("speed", "m.gguf", "cpu", "no difference", bad=False, number="pp64", ratio=1.0, low=0.97, high=1.02),
+    Row("speed", "m.gguf", "sim", "faster", bad=False, number="start", ratio=1.5, low=1.4, high=1.6),
 )
 
 
@@ -47,3 +48,9 @@ def test_it_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match="matplotlib"):
         report.check_plot(["speed"])
+
+
+def test_each_number_has_a_name_of_its_own_for_ci() -> None:
+    names = [case.get("name") for case in ET.fromstring(report.junit(Report("ours", "stock", SPEEDS)))]
+    assert names == ["m.gguf at cpu: tg32", "m.gguf at cpu: pp64", "m.gguf at sim: start"]
+    assert "| m.gguf | cpu | tg32 | slower |" in report.markdown(Report("ours", "stock", SPEEDS))
