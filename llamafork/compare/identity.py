@@ -69,7 +69,7 @@ def _results(target: Target, place: Place, common: list[str], text: Path, scratc
     command: list[str | Path] = [target.program("llama-results"), *common, *flags]
     for _ in range(TRIES):
         out.unlink(missing_ok=True)
-        done = proc.run(command, env=environment(place, {"GGML_SCHED_DEBUG": "2"}), timeout=600)
+        done = proc.run(command, env=environment(place, {"GGML_SCHED_DEBUG": "2"}), timeout=600, guarded=True)
         if not done.ok or not out.is_file():
             last = (done.err or done.out).strip().splitlines()[-1:] or [f"exit {done.code}"]
             raise UnhealthyError(f"llama-results of {target.name} failed at {place.name}", why=last[0][:300])

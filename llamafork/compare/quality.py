@@ -62,7 +62,7 @@ def run(ours: Target, theirs: Target, place: Place, model: Path, scratch: Path, 
 
 
 def _run(target: Target, words: list[str], env: Mapping[str, str]) -> str:
-    done = proc.run([target.program("llama-perplexity"), *words], env=env, timeout=3600)
+    done = proc.run([target.program("llama-perplexity"), *words], env=env, timeout=3600, guarded=True)
     if not done.ok:
         last = (done.err or done.out).strip().splitlines()[-1:] or [f"exit {done.code}"]
         raise UnhealthyError(f"llama-perplexity of {target.name} failed", why=last[0][:300])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_check import building, devices, model, ops, profiling, speed
+from gpu_check import building, devices, identity, model, ops, profiling, speed
 from gpu_check.stage import Stage
 
 EXTRA = 5  # stages of this priority fill what time is left
@@ -13,6 +13,7 @@ STAGES = (
     Stage("model", model.make, model.cost, 2, needs=("devices",)),
     Stage("profile", profiling.decode, profiling.cost, 4, needs=("model",)),
     Stage("stock", building.stock, building.stock_cost, 3, needs=("devices",)),
+    Stage("identity", identity.compare, identity.cost, 2, needs=("stock", "model")),
     Stage("speed", speed.measure, speed.cost, 3, needs=("stock", "model")),
     Stage("backend-ops-all", ops.everything, ops.everything_cost, EXTRA, needs=("devices",)),
 )

@@ -37,7 +37,7 @@ def test_a_killed_speed_comparison_leaves_no_server_and_goes_on(fork: Build, sto
     assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
     done = llamafork(*words, "--json", check=False)
     assert done.returncode in (0, 8), done.stderr  # how fast, is not for a test to say
-    assert "going on with an interrupted comparison: 1 steps are done" in done.stderr
+    assert "going on with an interrupted comparison" in done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert {row["number"] for row in rows} == NUMBERS
     assert all(0.05 < row["low"] <= row["ratio"] <= row["high"] < 20 for row in rows)

@@ -81,6 +81,13 @@ else:
     print("  2/3 tests passed" if mood == "fail" else "  3/3 tests passed")
 sys.exit(1 if mood == "fail" else 0)
 """
+RESULTS = """#!{python}
+import os, pathlib, sys
+kind = pathlib.Path(__file__).parent.name
+words = sys.argv[1:]
+odd = os.environ.get("FAKE_RESULTS") == "odd" and kind == "fork" and words[words.index("-ub") + 1] == "1"
+pathlib.Path(words[words.index("-o") + 1]).write_text("other logits" if odd else "logits")
+"""
 MAKER = """
 import json, pathlib, sys
 pathlib.Path(sys.argv[1]).write_bytes(b"m" * 1000)
@@ -109,7 +116,7 @@ class GpuWorld:
         self.log = base / "cmake.log"
         for name, text in (("cmake", CMAKE), ("ninja", "#!/bin/sh\necho 1.11\n")):
             self.script(base / "bin" / name, text)
-        for name, text in (("llama-bench", BENCH), ("test-backend-ops", OPS)):
+        for name, text in (("llama-bench", BENCH), ("test-backend-ops", OPS), ("llama-results", RESULTS)):
             self.script(base / "programs" / name, text)
         (base / "maker.py").write_text(MAKER)
         archive.write(self.packed, FILES)

@@ -94,7 +94,7 @@ def test_a_failed_stage_keeps_the_ones_before_and_those_that_do_not_need_it(gpu:
 def test_what_needs_a_failed_stage_is_left_out_with_that_reason(gpu: GpuWorld) -> None:
     gpu.env.setenv("FAKE_BROKEN", "stock")
     assert gpu.run() == 1
-    assert gpu.states == dict.fromkeys(ALL, "done") | {"stock": "failed", "speed": "left out"}
+    assert gpu.states == dict.fromkeys(ALL, "done") | {"stock": "failed", "identity": "left out", "speed": "left out"}
     assert "main.cpp:7:1: error: this is wrong" in gpu.stages["stock"]["why"]
     assert gpu.stages["speed"]["why"] == "it needs stock, which failed"
 
@@ -197,3 +197,14 @@ def test_a_work_folder_that_others_may_write_is_refused(gpu: GpuWorld, capsys: p
 def test_the_page_names_every_stage() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "gpu-check.md").read_text()
     assert [name for name in ALL if f"`{name}`" not in page] == []
+
+
+def test_logits_that_differ_on_the_device_fail_the_check_and_are_named(gpu: GpuWorld) -> None:
+    gpu.env.setenv("FAKE_RESULTS", "odd")
+    assert gpu.run("--stages", "identity,speed") == 1
+    assert gpu.stages["identity"]["why"].count("1 at once") == 2
+    assert "512" not in gpu.stages["identity"]["why"]
+    assert gpu.states["speed"] == "done"
+    gpu.env.setenv("FAKE_RESULTS", "")
+    assert gpu.run("--stages", "identity") == 0
+    assert gpu.stages["identity"]["summary"].startswith("4 of 4")
