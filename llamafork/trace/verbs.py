@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from llamafork.paths import Paths, show
 from llamafork.trace import simulate
 from llamafork.trace.format import Trace, load
 
+LOGGED = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ")
 SHARES = (0.125, 0.25, 0.5, 0.75)
 
 
@@ -31,9 +33,15 @@ def record(ns: argparse.Namespace, paths: Paths) -> int:
     with console.step(f"record {show(out.name)}"):
         code = proc.stream(command, log=log)
     if code != 0:
-        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise UnhealthyError(f"llama-expert-trace ended with {code}", why=" ".join(last), do=f"see {log}")
+        why = own_words(log.read_text(encoding="utf-8", errors="replace"))
+        raise UnhealthyError(f"llama-expert-trace ended with {code}", why=why, do=f"see {log}")
     return _tell(out, load(out))
+
+
+def own_words(log: str) -> str:
+    """The last line of the last run that the program wrote itself: llama.cpp's log comes from a thread, often later."""
+    lines = log.rpartition("\n$ ")[2].strip().splitlines()[1:]
+    return next((line for line in reversed(lines) if not LOGGED.match(line)), "".join(lines[-1:]))
 
 
 def info(ns: argparse.Namespace, paths: Paths) -> int:

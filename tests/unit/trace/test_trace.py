@@ -159,3 +159,16 @@ def test_the_command_line(world: World, tmp_path: Path) -> None:
 
 def test_the_policies_of_the_command_line_are_those_there_are() -> None:
     assert set(cli.TRACE_POLICIES) == set(simulate.POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("said", "want"),
+    [
+        ("does not fit\n0.00.031.589 I cmn  init: late\n", "does not fit"),
+        ("0.00.031.589 I cmn  init: early\ndoes not fit\n", "does not fit"),
+        ("0.00.031.589 E cmn  failed\n", "0.00.031.589 E cmn  failed"),
+        ("", ""),
+    ],
+)
+def test_why_a_recording_failed_is_not_hidden_by_a_log_that_comes_late(said: str, want: str) -> None:
+    assert verbs.own_words(f"$ llama-expert-trace -m old\nold words\n$ llama-expert-trace -m new\n{said}") == want
