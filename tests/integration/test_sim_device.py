@@ -21,8 +21,14 @@ RACES = {
     "race-copy-over-reader": "a device copy writes x on SIM0 queue 0, while 'a graph' on SIM1 queue 1 still reads x",
     "race-host-buffer": "reads x from the host, while 'a download' on SIM0 queue 0 still writes host memory",
     "race-free": "free writes a buffer from the host, while 'a graph' on SIM0 queue 0 still reads w",
-    "race-experts": "bank",
+    "race-experts": "reads bank expert 2",
+    "race-experts-blocking": "copy writes bank from the host, while 'a graph' on SIM0 queue 0 still reads bank",
+    "race-blocking-to-host": "copy writes host memory from the host, while 'an upload' on SIM0 queue 0 still reads",
+    "race-set-host": "set writes h from the host, while 'an upload' on SIM0 queue 0 still reads host memory",
+    "race-send-while-receiving": "copy reads host memory from the host, while 'a download' on SIM0 queue 0 still",
 }
+ORDERED = ("order", "events", "device-copy", "max-alloc", "experts-other", "experts-other-blocking",
+           "experts-after-host", "experts-after-event")  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["release", "asan", "tsan"])
@@ -48,7 +54,7 @@ def ok(tool: Build, case: str, devices: str = "1", **env: str) -> dict[str, floa
 
 
 @pytest.mark.parametrize("check", ["0", "1"])
-@pytest.mark.parametrize("case", ["order", "events", "device-copy", "max-alloc", "experts-other", "experts-ordered"])
+@pytest.mark.parametrize("case", ORDERED)
 def test_what_is_queued_runs_in_order(tool: Build, case: str, check: str) -> None:
     ok(tool, case, TWO, GGML_SIM_CHECK=check)
 
@@ -65,10 +71,6 @@ def test_a_planted_race_ends_the_program_with_both_names(tool: Build, case: str)
     assert "sim: race: " in done.stderr
     assert RACES[case] in done.stderr
     assert "nothing orders the two" in done.stderr
-
-
-def test_a_race_between_an_upload_and_the_experts_in_use_names_the_expert(tool: Build) -> None:
-    assert "reads bank expert 2" in run(tool, "race-experts", GGML_SIM_CHECK="1").stderr
 
 
 def test_fresh_memory_is_no_number(tool: Build) -> None:
@@ -99,6 +101,18 @@ def test_copies_take_as_long_as_the_link_would(tool: Build) -> None:
     assert took["pinned_ms"] >= 6.2
     assert took["down_ms"] >= 21.9
     assert took["pageable_ms"] >= 42.9
+
+
+def test_a_wait_for_another_queue_is_no_work_and_a_large_pageable_upload_holds_its_caller(
+    tool: Build, tmp_path: Path
+) -> None:
+    stats = tmp_path / "stats.json"
+    took = ok(tool, "waits", "pageable_h2d=10M", GGML_SIM_STATS=str(stats))
+    assert took["large_ms"] >= 104.8  # 1 MiB; the small one is on its way when its call returns
+    assert took["small_ms"] < took["large_ms"]
+    (device,) = json.loads(stats.read_text())["sim"]
+    assert 1 <= device["queue_waits"] <= 10
+    assert 0 < device["queue_wait_us"] <= device["idle_us"] + 1
 
 
 def test_memory_beyond_the_pin_limit_is_pageable(tool: Build) -> None:

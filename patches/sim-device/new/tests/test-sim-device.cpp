@@ -420,8 +420,54 @@ static int case_race_free() {
     return 0;
 }
 
+static int case_race_blocking_copy_to_host() {
+    auto sim = queue(0);
+    chain a(ggml_backend_dev_buffer_type(device(0)), 256, 1);
+    chain b(ggml_backend_dev_buffer_type(device(0)), 256, 1);
+    place host;
+    ggml_tensor * h = named(ggml_new_tensor_1d(host.ctx.get(), GGML_TYPE_F32, 256), "h");
+    GGML_ASSERT(host.alloc(ggml_backend_dev_host_buffer_type(device(0))));
+    a.set(1);
+    b.set(2);
+    ggml_backend_tensor_set_async(sim.get(), a.x, h->data, 0, ggml_nbytes(h));
+    ggml_backend_tensor_get(b.x, h->data, 0, ggml_nbytes(h)); // writes what the queue may still send
+    return 0;
+}
+
+static int case_race_set_host() {
+    auto sim = queue(0);
+    chain c(ggml_backend_dev_buffer_type(device(0)), 256, 1);
+    place host;
+    ggml_tensor * h = named(ggml_new_tensor_1d(host.ctx.get(), GGML_TYPE_F32, 256), "h");
+    GGML_ASSERT(host.alloc(ggml_backend_dev_host_buffer_type(device(0))));
+    const std::vector<float> next(256, 1.0f);
+    ggml_backend_tensor_set_async(sim.get(), c.x, h->data, 0, ggml_nbytes(h));
+    ggml_backend_tensor_set(h, next.data(), 0, ggml_nbytes(h));
+    return 0;
+}
+
+static int case_race_send_while_receiving() {
+    auto sim = queue(0);
+    chain a(ggml_backend_dev_buffer_type(device(0)), 256, 1);
+    chain b(ggml_backend_dev_buffer_type(device(0)), 256, 1);
+    place host;
+    ggml_tensor * h = named(ggml_new_tensor_1d(host.ctx.get(), GGML_TYPE_F32, 256), "h");
+    GGML_ASSERT(host.alloc(ggml_backend_dev_host_buffer_type(device(0))));
+    a.set(1);
+    ggml_backend_tensor_get_async(sim.get(), a.x, h->data, 0, ggml_nbytes(h));
+    ggml_backend_tensor_set(b.x, h->data, 0, ggml_nbytes(h)); // reads what may not have come yet
+    return 0;
+}
+
+enum experts_order {
+    NOTHING,  // orders the upload
+    HOST,     // waits for the graph
+    EVENT,    // of the graph, for which the upload's queue waits
+    BLOCKING, // the upload is a blocking copy, made at once
+};
+
 // A graph reads some experts of a bank while another is uploaded to it: legal if it is one that no token uses.
-static int experts(int upload_to, bool ordered) {
+static int experts(int upload_to, experts_order order) {
     auto compute = queue(0);
     auto upload  = queue(0);
     const int n = 64, n_expert = 4, n_used = 2;
@@ -434,6 +480,8 @@ static int experts(int upload_to, bool ordered) {
     ggml_cgraph * graph = ggml_new_graph(ctx);
     ggml_build_forward_expand(graph, y);
     GGML_ASSERT(p.alloc(ggml_backend_dev_buffer_type(device(0))));
+    chain before(ggml_backend_dev_buffer_type(device(0)), 1024, 30); // the graph gets to its ids late
+    before.set(1);
     ggml_tensor * source = ggml_new_tensor_2d(host.ctx.get(), GGML_TYPE_F32, n, n);
     GGML_ASSERT(host.alloc(ggml_backend_dev_host_buffer_type(device(0))));
     memset(source->data, 0, ggml_nbytes(source));
@@ -441,13 +489,51 @@ static int experts(int upload_to, bool ordered) {
     const int32_t used[] = { 0, 2 };
     ggml_backend_tensor_set(ids, used, 0, sizeof(used));
 
+    ggml_backend_graph_compute_async(compute.get(), before.graph);
     ggml_backend_graph_compute_async(compute.get(), graph);
-    if (ordered) {
+    ggml_backend_event_ptr event(ggml_backend_event_new(device(0)));
+    if (order == HOST) {
         ggml_backend_synchronize(compute.get());
+    } else if (order == EVENT) {
+        ggml_backend_event_record(event.get(), compute.get());
+        ggml_backend_event_wait(upload.get(), event.get());
     }
-    ggml_backend_tensor_set_async(upload.get(), bank, source->data, upload_to*bank->nb[2], bank->nb[2]);
+    if (order == BLOCKING) {
+        ggml_backend_tensor_set(bank, source->data, upload_to*bank->nb[2], bank->nb[2]);
+    } else {
+        ggml_backend_tensor_set_async(upload.get(), bank, source->data, upload_to*bank->nb[2], bank->nb[2]);
+    }
     ggml_backend_synchronize(upload.get());
     ggml_backend_synchronize(compute.get());
+    return 0;
+}
+
+// A queue that waits for another's event is idle; an upload from pageable memory holds its caller once it is large.
+static int case_waits() {
+    auto one = queue(0);
+    auto two = queue(0);
+    chain c(ggml_backend_dev_buffer_type(device(0)), 1024, 30);
+    c.set(1);
+    ggml_backend_event_ptr event(ggml_backend_event_new(device(0)));
+    for (int round = 0; round < 10; round++) { // the second queue's worker may come late, and find nothing to wait for
+        ggml_backend_graph_compute_async(one.get(), c.graph);
+        ggml_backend_event_record(event.get(), one.get());
+        ggml_backend_event_wait(two.get(), event.get());
+        ggml_backend_synchronize(two.get());
+    }
+    place p;
+    ggml_tensor * large = ggml_new_tensor_1d(p.ctx.get(), GGML_TYPE_I8, 1 << 20);
+    ggml_tensor * small = ggml_new_tensor_1d(p.ctx.get(), GGML_TYPE_I8, 1 << 10);
+    GGML_ASSERT(p.alloc(ggml_backend_dev_buffer_type(device(0))));
+    std::vector<uint8_t> v(1 << 20, 1);
+    const double t_small = time_of([&] { ggml_backend_tensor_set_async(one.get(), small, v.data(), 0, 1 << 10); });
+    const double t_large = time_of([&] { ggml_backend_tensor_set_async(one.get(), large, v.data(), 0, 1 << 20); });
+    std::fill(v.begin(), v.end(), 2); // both have been read
+    ggml_backend_synchronize(one.get());
+    std::vector<uint8_t> got(1 << 20);
+    ggml_backend_tensor_get(large, got.data(), 0, got.size());
+    EXPECT(got[0] == 1 && got[got.size() - 1] == 1);
+    printf("{\"small_ms\": %.3f, \"large_ms\": %.3f}\n", t_small, t_large);
     return 0;
 }
 
@@ -460,16 +546,23 @@ static const std::map<std::string, std::function<int()>> cases = {
     { "memory",                   case_memory },
     { "max-alloc",                case_max_alloc },
     { "rates",                    case_rates },
+    { "waits",                    case_waits },
     { "host-slow",                case_host_slow },
     { "device-copy",              case_device_copy },
     { "leak",                     case_leak },
-    { "experts-other",            [] { return experts(1, false); } },
-    { "experts-ordered",          [] { return experts(2, true);  } },
-    { "race-experts",             [] { return experts(2, false); } },
+    { "experts-other",            [] { return experts(1, NOTHING);  } },
+    { "experts-other-blocking",   [] { return experts(1, BLOCKING); } },
+    { "experts-after-host",       [] { return experts(2, HOST);     } },
+    { "experts-after-event",      [] { return experts(2, EVENT);    } },
+    { "race-experts",             [] { return experts(2, NOTHING);  } },
+    { "race-experts-blocking",    [] { return experts(2, BLOCKING); } },
     { "race-write-while-reading", case_race_write_while_reading },
     { "race-two-queues",          case_race_two_queues },
     { "race-copy-over-reader",    case_race_copy_over_reader },
     { "race-host-buffer",         case_race_host_buffer },
+    { "race-blocking-to-host",    case_race_blocking_copy_to_host },
+    { "race-set-host",            case_race_set_host },
+    { "race-send-while-receiving", case_race_send_while_receiving },
     { "race-free",                case_race_free },
     { "read-uninitialised",       case_read_uninitialised },
     { "read-from-host",           case_read_from_host },

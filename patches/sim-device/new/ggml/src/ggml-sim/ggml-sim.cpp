@@ -44,8 +44,10 @@ void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
+const size_t STAGED_AT_ONCE = 64*1024; // pageable bytes that CUDA's asynchronous copies take along without waiting
+
 void queue_copy(sim_stream & stream, const char * what, std::vector<sim_access> accesses, std::function<void()> task) {
-    sim_check_queue(stream.id(), what, accesses, false);
+    sim_check_queue(stream.id(), what, accesses);
     stream.push(std::move(task));
 }
 
@@ -59,10 +61,16 @@ void backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * t, const voi
             [=] { sim_transfer(dev, SIM_H2D_PINNED, size, [&] { memcpy(dst, data, size); }); });
         return;
     }
-    // pageable memory is staged by the driver before the call returns
-    auto staged = std::make_shared<std::vector<uint8_t>>((const uint8_t *) data, (const uint8_t *) data + size);
+    // the host reads pageable memory itself: a little is staged at once, more holds the call until it is sent
+    sim_check_host("an upload", { { (const uint8_t *) data, size, false, "host memory" } });
+    const bool at_once = size <= STAGED_AT_ONCE;
+    auto staged = std::make_shared<std::vector<uint8_t>>((const uint8_t *) data, (const uint8_t *) data + (at_once ? size : 0));
+    const void * from = at_once ? staged->data() : data;
     queue_copy(stream, "an upload", { { dst, size, true, sim_name_of(t) } },
-        [=] { sim_transfer(dev, SIM_H2D_PAGEABLE, size, [&] { memcpy(dst, staged->data(), size); }); });
+        [=] { sim_transfer(dev, SIM_H2D_PAGEABLE, size, [&, staged] { memcpy(dst, from, size); }); });
+    if (!at_once) {
+        stream.drain(); // by itself no promise that earlier work is over: the race check takes nothing from it
+    }
 }
 
 void backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * t, void * data, size_t offset, size_t size) {
@@ -130,7 +138,7 @@ ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) 
     const bool   check  = sim_get_config().check;
     uint64_t     handle = 0;
     if (check) {
-        handle = sim_check_queue(stream, "a graph", sim_graph_accesses(graph->get(), false), graph->has_experts());
+        handle = sim_check_queue(stream, "a graph", sim_graph_accesses(graph->get(), false), graph->banks());
     }
     ggml_backend_t cpu = ctx->cpu;
     ctx->stream->push([=] {

@@ -15,6 +15,12 @@ struct live_access {
     sim_access  access;
     int         stream;
     uint64_t    op;     // the op's number in its queue
+    sim_clock   clock;  // what it knew to be over when it was queued
+    const char * what;
+};
+
+struct host_access {
+    sim_access   access;
     const char * what;
 };
 
@@ -22,6 +28,8 @@ struct pending_op { // queued, with accesses still to come
     int       stream;
     uint64_t  op;
     sim_clock clock;
+    std::vector<sim_access>  within;
+    std::vector<host_access> host; // what the host did there since, not knowing the op to be over
 };
 
 struct checker {
@@ -58,22 +66,26 @@ bool overlap(const sim_access & a, const sim_access & b) {
     return a.begin < b.begin + b.size && b.begin < a.begin + a.size;
 }
 
-[[noreturn]] void race(const checker & c, const char * what, const sim_access & now, int stream, const live_access & then) {
-    GGML_ABORT("sim: race: %s %s %s%s%s, while '%s' on %s still %s %s; nothing orders the two",
-        what, now.write ? "writes" : "reads", now.name.c_str(),
-        stream < 0 ? " from the host" : " on ", stream < 0 ? "" : c.names[stream].c_str(),
-        then.what, c.names[then.stream].c_str(), then.access.write ? "writes" : "reads", then.access.name.c_str());
+[[noreturn]] void race(const char * what, const sim_access & now, const std::string & where, const char * then_what,
+                       const sim_access & then, const std::string & then_where) {
+    GGML_ABORT("sim: race: %s %s %s %s, while '%s' on %s still %s %s; nothing orders the two",
+        what, now.write ? "writes" : "reads", now.name.c_str(), where.c_str(),
+        then_what, then_where.c_str(), then.write ? "writes" : "reads", then.name.c_str());
 }
 
-// Ends the program if one of *accesses* meets a live one that *clock* does not know to be over.
-void compare(const checker & c, const char * what, const std::vector<sim_access> & accesses, int stream, const sim_clock & clock) {
+const std::string HOST = "from the host";
+
+// Ends the program if one of *accesses* meets a live one that *clock* does not know to be over, and that does not know
+// operation *op* to be over: a late access may be compared with what was queued after it.
+void compare(const checker & c, const char * what, const std::vector<sim_access> & accesses, int stream, uint64_t op,
+             const sim_clock & clock) {
     for (const auto & then : c.live) {
-        if (then.stream == stream || at(clock, then.stream) >= then.op) {
+        if (then.stream == stream || at(clock, then.stream) >= then.op || (stream >= 0 && at(then.clock, stream) >= op)) {
             continue;
         }
         for (const auto & now : accesses) {
             if ((now.write || then.access.write) && overlap(now, then.access)) {
-                race(c, what, now, stream, then);
+                race(what, now, stream < 0 ? HOST : "on " + c.names[stream], then.what, then.access, c.names[then.stream]);
             }
         }
     }
@@ -86,7 +98,7 @@ void prune(checker & c) {
             return false;
         }
         for (const auto & p : c.pending) {
-            if (p.stream != a.stream && at(p.clock, a.stream) < a.op) {
+            if (p.stream != a.stream && at(p.clock, a.stream) < a.op && at(a.clock, p.stream) < p.op) {
                 return false;
             }
         }
@@ -130,18 +142,19 @@ void sim_check_host_joins(const sim_clock & clock) {
     prune(c);
 }
 
-uint64_t sim_check_queue(int stream, const char * what, const std::vector<sim_access> & accesses, bool more_to_come) {
+uint64_t sim_check_queue(int stream, const char * what, const std::vector<sim_access> & accesses,
+                         const std::vector<sim_access> & within) {
     CHECKED_OR(0);
     auto & clock = c.streams[stream];
     join(clock, c.host);
     const uint64_t op = at(clock, stream) + 1;
     set_at(clock, stream, op);
-    compare(c, what, accesses, stream, clock);
+    compare(c, what, accesses, stream, op, clock);
     for (const auto & access : accesses) {
-        c.live.push_back({ access, stream, op, what });
+        c.live.push_back({ access, stream, op, clock, what });
     }
-    if (more_to_come) {
-        c.pending.push_back({ stream, op, clock });
+    if (!within.empty()) {
+        c.pending.push_back({ stream, op, clock, within, {} });
     }
     return op;
 }
@@ -150,9 +163,14 @@ void sim_check_late(int stream, uint64_t handle, const char * what, const std::v
     CHECKED_OR();
     for (const auto & p : c.pending) {
         if (p.stream == stream && p.op == handle) {
-            compare(c, what, accesses, stream, p.clock);
+            compare(c, what, accesses, stream, handle, p.clock);
             for (const auto & access : accesses) {
-                c.live.push_back({ access, stream, handle, what });
+                for (const auto & then : p.host) {
+                    if (then.access.write && overlap(access, then.access)) {
+                        race(then.what, then.access, HOST, what, access, c.names[stream]);
+                    }
+                }
+                c.live.push_back({ access, stream, handle, p.clock, what });
             }
             return;
         }
@@ -168,5 +186,16 @@ void sim_check_ran(int stream, uint64_t handle) {
 
 void sim_check_host(const char * what, const std::vector<sim_access> & accesses) {
     CHECKED_OR();
-    compare(c, what, accesses, -1, c.host);
+    compare(c, what, accesses, -1, 0, c.host);
+    for (auto & p : c.pending) {
+        if (at(c.host, p.stream) >= p.op) {
+            continue;
+        }
+        for (const auto & access : accesses) {
+            const auto meets = [&](const sim_access & part) { return overlap(access, part); };
+            if (access.write && std::any_of(p.within.begin(), p.within.end(), meets)) {
+                p.host.push_back({ access, what });
+            }
+        }
+    }
 }

@@ -29,8 +29,10 @@ sim_clock sim_check_stream_clock(int stream);
 void      sim_check_stream_joins(int stream, const sim_clock & clock);
 void      sim_check_host_joins  (const sim_clock & clock);
 
-// An operation is queued. Returns its handle for accesses that are known only when it runs (experts of MUL_MAT_ID).
-uint64_t  sim_check_queue(int stream, const char * what, const std::vector<sim_access> & accesses, bool more_to_come);
+// An operation is queued. *within* are the ranges of which it reads some part that is known only when it runs (the banks
+// of MUL_MAT_ID). Returns its handle for those.
+uint64_t  sim_check_queue(int stream, const char * what, const std::vector<sim_access> & accesses,
+                          const std::vector<sim_access> & within = {});
 void      sim_check_late (int stream, uint64_t handle, const char * what, const std::vector<sim_access> & accesses);
 void      sim_check_ran  (int stream, uint64_t handle);
 

@@ -101,6 +101,15 @@ static std::vector<sim_access> expert_accesses(const ggml_tensor * node) {
     return out;
 }
 
+std::vector<sim_access> sim_graph::banks() const {
+    std::vector<sim_access> out;
+    for (int i : experts) {
+        const ggml_tensor * bank = nodes[i]->src[0];
+        out.push_back({ (const uint8_t *) bank->data, ggml_nbytes(bank), false, sim_name_of(bank) });
+    }
+    return out;
+}
+
 ggml_status sim_graph::compute(ggml_backend_t cpu, int stream, uint64_t handle) {
     if (!sim_get_config().check || experts.empty()) {
         return ggml_backend_graph_compute(cpu, &graph);

@@ -24,7 +24,7 @@ public:
     ggml_status compute(ggml_backend_t cpu, int stream, uint64_t handle);
 
     const ggml_cgraph * get() const { return &graph; }
-    bool has_experts() const { return !experts.empty(); }
+    std::vector<sim_access> banks() const; // the tensors of which a MUL_MAT_ID reads some experts
     int  n_nodes() const { return graph.n_nodes; }
 
 private:

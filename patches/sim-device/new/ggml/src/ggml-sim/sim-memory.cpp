@@ -28,7 +28,9 @@ device_buffer * context_of(ggml_backend_buffer_t buffer) {
 
 void buffer_free(ggml_backend_buffer_t buffer) {
     device_buffer * b = context_of(buffer);
+    // it waits for the device as cudaFree does; to the race check that is no order, other devices' memory is not so kind
     sim_check_host("free", { { b->real, b->size, true, "a buffer" } });
+    sim_stream::drain_device(b->dev);
     {
         std::lock_guard<std::mutex> lock(b->dev->mutex);
         b->dev->count.alloc_bytes -= b->size;
@@ -43,11 +45,16 @@ void * buffer_get_base(ggml_backend_buffer_t buffer) {
     return context_of(buffer)->shown;
 }
 
-// what the host does with a device tensor at once, in the words of the race check
-void check_host(const char * what, const ggml_tensor * t, size_t offset, size_t size, bool write) {
-    if (sim_get_config().check) {
-        sim_check_host(what, { { sim_real(sim_buffer_of(t), t->data) + offset, size, write, sim_name_of(t) } });
+// what the host does with a device tensor at once, in the words of the race check; *other*: the host memory at the far end
+void check_host(const char * what, const ggml_tensor * t, size_t offset, size_t size, bool write, const void * other = nullptr) {
+    if (!sim_get_config().check) {
+        return;
     }
+    std::vector<sim_access> accesses = { { sim_real(sim_buffer_of(t), t->data) + offset, size, write, sim_name_of(t) } };
+    if (other) {
+        accesses.push_back({ (const uint8_t *) other, size, !write, "host memory" });
+    }
+    sim_check_host(what, accesses);
 }
 
 void buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
@@ -57,7 +64,7 @@ void buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, uint8_t
 
 void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, const void * data, size_t offset, size_t size) {
     sim_device * dev = context_of(buffer)->dev;
-    check_host("blocking copy", t, offset, size, true);
+    check_host("blocking copy", t, offset, size, true, data);
     sim_transfer(dev, sim_is_pinned(data, size) ? SIM_H2D_PINNED : SIM_H2D_PAGEABLE, size, [&] {
         memcpy(sim_real(buffer, t->data) + offset, data, size);
     });
@@ -66,7 +73,7 @@ void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, const void
 
 void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data, size_t offset, size_t size) {
     sim_device * dev = context_of(buffer)->dev;
-    check_host("blocking copy", t, offset, size, false);
+    check_host("blocking copy", t, offset, size, false, data);
     sim_transfer(dev, SIM_D2H, size, [&] {
         memcpy(data, sim_real(buffer, t->data) + offset, size);
     });
@@ -77,12 +84,14 @@ bool buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, gg
     if (!sim_buffer_is_sim(sim_buffer_of(src))) {
         return false;
     }
+    sim_device * from = sim_buffer_device(sim_buffer_of(src));
     const size_t size = ggml_nbytes(src);
     check_host("blocking copy", src, 0, size, false);
     check_host("blocking copy", dst, 0, size, true);
-    sim_transfer(context_of(buffer)->dev, SIM_D2D, size, [&] {
+    sim_transfer(from, SIM_D2D, size, [&] {
         memcpy(sim_real(buffer, dst->data), sim_real(sim_buffer_of(src), src->data), size);
     });
+    from->count.blocking_copies++;
     return true;
 }
 
@@ -223,7 +232,45 @@ void host_buffer_free(ggml_backend_buffer_t buffer) {
         pinned().total -= buffer->size;
     }
     sim_check_host("free", { { (const uint8_t *) buffer->context, buffer->size, true, "a host buffer" } });
+    sim_stream::drain_device(nullptr);
     ggml_aligned_free(buffer->context, buffer->size);
+}
+
+// What the CPU buffer's functions do, looked at first: queued copies may still use the memory.
+
+uint8_t * checked(const char * what, const ggml_tensor * t, size_t offset, size_t size, bool write) {
+    uint8_t * data = (uint8_t *) t->data + offset;
+    if (sim_get_config().check) {
+        sim_check_host(what, { { data, size, write, sim_name_of(t) } });
+    }
+    return data;
+}
+
+void host_buffer_memset_tensor(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
+    memset(checked("memset", t, offset, size, true), value, size);
+}
+
+void host_buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
+    memcpy(checked("set", t, offset, size, true), data, size);
+}
+
+void host_buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * t, void * data, size_t offset, size_t size) {
+    memcpy(data, checked("get", t, offset, size, false), size);
+}
+
+bool host_buffer_cpy_tensor(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
+    if (!ggml_backend_buffer_is_host(sim_buffer_of(src))) {
+        return false;
+    }
+    const size_t size = ggml_nbytes(src);
+    const uint8_t * from = checked("copy", src, 0, size, false);
+    memcpy(checked("copy", dst, 0, size, true), from, size);
+    return true;
+}
+
+void host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    sim_check_host("clear", { { (const uint8_t *) buffer->context, buffer->size, true, "a host buffer" } });
+    memset(buffer->context, value, buffer->size);
 }
 
 ggml_backend_buffer_t host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
@@ -239,8 +286,13 @@ ggml_backend_buffer_t host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, si
     void * data = ggml_aligned_malloc(size);
     GGML_ASSERT(data != nullptr);
     ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(data, size);
-    buffer->buft              = buft;
-    buffer->iface.free_buffer = host_buffer_free;
+    buffer->buft                = buft;
+    buffer->iface.free_buffer   = host_buffer_free;
+    buffer->iface.memset_tensor = host_buffer_memset_tensor;
+    buffer->iface.set_tensor    = host_buffer_set_tensor;
+    buffer->iface.get_tensor    = host_buffer_get_tensor;
+    buffer->iface.cpy_tensor    = host_buffer_cpy_tensor;
+    buffer->iface.clear         = host_buffer_clear;
     std::lock_guard<std::mutex> lock(pinned().mutex);
     pinned().ranges[(const uint8_t *) data] = size;
     return buffer;

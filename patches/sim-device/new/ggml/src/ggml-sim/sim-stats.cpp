@@ -14,12 +14,12 @@ static void write_device(FILE * out, const sim_device & d) {
         ", \"buffers\": %" PRIu64 ", \"h2d_bytes\": %" PRIu64 ", \"h2d_copies\": %" PRIu64 ", \"h2d_pinned_bytes\": %" PRIu64
         ", \"d2h_bytes\": %" PRIu64 ", \"d2h_copies\": %" PRIu64 ", \"d2d_bytes\": %" PRIu64 ", \"d2d_copies\": %" PRIu64
         ", \"blocking_copies\": %" PRIu64 ", \"graphs\": %" PRIu64 ", \"nodes\": %" PRIu64 ", \"host_waits\": %" PRIu64
-        ", \"host_wait_us\": %" PRIu64 ", \"busy_us\": %" PRIu64 ", \"idle_us\": %" PRIu64 "}",
+        ", \"host_wait_us\": %" PRIu64 ", \"queue_waits\": %" PRIu64 ", \"queue_wait_us\": %" PRIu64 ", \"busy_us\": %" PRIu64 ", \"idle_us\": %" PRIu64 "}",
         d.name.c_str(), d.cfg.mem, c.alloc_bytes.load(), c.alloc_peak.load(), c.alloc_failed.load(),
         c.buffers.load(), c.h2d_bytes.load(), c.h2d_copies.load(), c.h2d_pinned_bytes.load(),
         c.d2h_bytes.load(), c.d2h_copies.load(), c.d2d_bytes.load(), c.d2d_copies.load(),
         c.blocking_copies.load(), c.graphs.load(), c.nodes.load(), c.host_waits.load(),
-        c.host_wait_ns.load()/1000, c.busy_ns.load()/1000, c.idle_ns.load()/1000);
+        c.host_wait_ns.load()/1000, c.queue_waits.load(), c.queue_wait_ns.load()/1000, c.busy_ns.load()/1000, c.idle_ns.load()/1000);
 }
 
 void sim_write_stats() {

@@ -9,7 +9,7 @@
 
 // Spins on a condition, then yields; true as soon as it holds, false when the time is over.
 template <typename F>
-static bool spin_for(int64_t ns, F && holds) {
+static bool spin_for(int64_t ns, const F & holds) {
     if (holds()) {
         return true;
     }
@@ -23,6 +23,17 @@ static bool spin_for(int64_t ns, F && holds) {
         sched_yield();
     } while (sim_now_ns() < end);
     return holds();
+}
+
+// Spins once, then naps.
+template <typename F>
+static void wait_until(const F & holds) {
+    if (spin_for(sim_get_config().spin_ns, holds)) {
+        return;
+    }
+    while (!holds()) {
+        sim_sleep_until(sim_now_ns() + 50*1000);
+    }
 }
 
 namespace {
@@ -70,9 +81,8 @@ void sim_stream::push(std::function<void()> task) {
     wake.notify_one();
 }
 
-void sim_stream::synchronize() {
-    const uint64_t  target = pushed.load(std::memory_order_acquire);
-    const sim_clock clock  = sim_check_stream_clock(check_id);
+void sim_stream::drain() {
+    const uint64_t target = pushed.load(std::memory_order_acquire);
     if (done.load(std::memory_order_acquire) < target) {
         const int64_t start = sim_now_ns();
         const auto reached = [&] { return done.load(std::memory_order_acquire) >= target; };
@@ -83,7 +93,21 @@ void sim_stream::synchronize() {
         dev->count.host_waits++;
         dev->count.host_wait_ns += sim_now_ns() - start;
     }
+}
+
+void sim_stream::synchronize() {
+    const sim_clock clock = sim_check_stream_clock(check_id);
+    drain();
     sim_check_host_joins(clock);
+}
+
+void sim_stream::drain_device(sim_device * dev) {
+    std::lock_guard<std::mutex> lock(all().mutex);
+    for (sim_stream * stream : all().streams) {
+        if (dev == nullptr || stream->dev == dev) {
+            stream->drain();
+        }
+    }
 }
 
 void sim_stream::synchronize_device(sim_device * dev) {
@@ -104,11 +128,16 @@ std::shared_ptr<sim_ticket> sim_stream::record() {
 
 void sim_stream::wait(const std::shared_ptr<sim_ticket> & ticket) {
     sim_check_stream_joins(check_id, ticket->clock);
-    push([ticket] {
+    push([this, ticket] {
         const auto reached = [&] { return ticket->done.load(std::memory_order_acquire); };
-        while (!spin_for(sim_get_config().spin_ns, reached)) {
-            sim_sleep_until(sim_now_ns() + 50*1000);
+        if (reached()) {
+            return;
         }
+        const int64_t start = sim_now_ns();
+        wait_until(reached);
+        waited_ns = sim_now_ns() - start;
+        dev->count.queue_waits++;
+        dev->count.queue_wait_ns += waited_ns;
     });
 }
 
@@ -116,9 +145,7 @@ void sim_stream::host_wait(const std::shared_ptr<sim_ticket> & ticket, sim_devic
     const auto reached = [&] { return ticket->done.load(std::memory_order_acquire); };
     if (!reached()) {
         const int64_t start = sim_now_ns();
-        while (!spin_for(sim_get_config().spin_ns, reached)) {
-            sim_sleep_until(sim_now_ns() + 50*1000);
-        }
+        wait_until(reached);
         dev->count.host_waits++;
         dev->count.host_wait_ns += sim_now_ns() - start;
     }
@@ -146,10 +173,12 @@ void sim_stream::run() {
         if (last != 0) {
             dev->count.idle_ns += start - last;
         }
+        waited_ns = 0;
         task();
         task = nullptr;
         last = sim_now_ns();
-        dev->count.busy_ns += last - start;
+        dev->count.busy_ns += last - start - waited_ns;
+        dev->count.idle_ns += waited_ns;
         {
             std::lock_guard<std::mutex> lock(mutex);
             done.fetch_add(1, std::memory_order_release);

@@ -26,11 +26,13 @@ public:
     ~sim_stream(); // runs what is queued, then ends the worker
 
     void push(std::function<void()> task);
-    void synchronize(); // the host waits until all that was pushed is done
+    void drain();       // the host waits until all that was pushed is done
+    void synchronize(); // and relies on it
 
     std::shared_ptr<sim_ticket> record();
     void wait(const std::shared_ptr<sim_ticket> & ticket); // later tasks wait for it
     static void synchronize_device(sim_device * dev);       // all its queues
+    static void drain_device(sim_device * dev);             // nullptr: those of all devices
     static void host_wait(const std::shared_ptr<sim_ticket> & ticket, sim_device * dev);
 
     sim_device * device() const { return dev; }
@@ -48,6 +50,7 @@ private:
     std::condition_variable           finished;
     std::deque<std::function<void()>> queue;
     bool                              stop = false;
+    int64_t                           waited_ns = 0; // of the task that runs, for an event; the worker's own
     std::atomic<uint64_t>             pushed{0};
     std::atomic<uint64_t>             done{0};
     std::thread                       worker;
