@@ -6,6 +6,7 @@ valid, so only the scales have to be right, and those are chosen for the standar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,8 @@ def _plain(name: str, file_type: int) -> Quant:
     return Quant(name, name, name, file_type)
 
 
-# What upstream can multiply everywhere: TQ1_0 and TQ2_0 have no CUDA kernel. MXFP4 is for experts only, as in
-# MXFP4_MOE files. Embedding, output and an MTP block's input stay Q8_0 with coded types: they are not just random.
+# MXFP4 is for experts only, as in MXFP4_MOE files. TQ1_0 and TQ2_0 are multiplied by the CPU alone.
+# Embedding, output and an MTP block's input stay Q8_0 with coded types: they are not just random.
 QUANTS: dict[str, Quant] = {
     "F32": _plain("F32", 0),
     "F16": _plain("F16", 1),
@@ -61,12 +62,18 @@ QUANTS: dict[str, Quant] = {
     "IQ2_XXS": Quant("Q8_0", "IQ2_XXS", "IQ2_XXS", 19),
     "IQ1_M": Quant("Q8_0", "IQ1_M", "IQ1_M", 31),
     "IQ1_S": Quant("Q8_0", "IQ1_S", "IQ1_S", 24),
+    "TQ1_0": Quant("Q8_0", "TQ1_0", "TQ1_0", 36),
+    "TQ2_0": Quant("Q8_0", "TQ2_0", "TQ2_0", 37),
+    "NVFP4": Quant("Q8_0", "NVFP4", "NVFP4", 39),
+    "Q1_0": Quant("Q8_0", "Q1_0", "Q1_0", 40),
+    "Q2_0": Quant("Q8_0", "Q2_0", "Q2_0", 41),
 }
 
-# As tensor_type_fallback of upstream's llama-quant.cpp.
+# As tensor_type_fallback of upstream's llama-quant.cpp, which has none for the last two.
 _SMALLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
             "IQ3_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ2_S": "IQ4_NL", "IQ2_XS": "IQ4_NL", "IQ2_XXS": "IQ4_NL",
-            "IQ1_M": "IQ4_NL", "IQ1_S": "IQ4_NL"}  # fmt: skip
+            "IQ1_M": "IQ4_NL", "IQ1_S": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0",
+            "NVFP4": "Q4_0", "Q1_0": "Q4_0"}  # fmt: skip
 
 
 def fitting(name: str, width: int, *, floats: bool) -> str:
@@ -101,6 +108,11 @@ CODES: dict[str, Code] = {
     "IQ2_XXS": Code(0, 53.48),
     "IQ1_M": Code(48, 7.204),
     "IQ1_S": Code(0, 7.185),
+    "TQ1_0": Code(52, math.sqrt(2 / 3)),
+    "TQ2_0": Code(64, math.sqrt(1 / 2)),
+    "NVFP4": Code(0, math.sqrt(34.25)),
+    "Q1_0": Code(0, 1.0),
+    "Q2_0": Code(0, math.sqrt(1 / 2)),
 }
 
 
@@ -116,6 +128,11 @@ def blocks(name: str, source: np.random.PCG64, count: int, std: float) -> NDArra
     elif code.minimum >= 0:  # as above, six bits each, packed: get_scale_min_k4 of ggml-quants.c
         found[:, 8:12] = found[:, 4:8]
         found[:, 12:16] = (found[:, 12:16] & 15) * 17
+    elif name in ("TQ2_0", "Q2_0"):  # the sum of two bits minus one: codes of zero mean, and none is 3
+        found = (found & 0x55) + (found >> 1 & 0x55)
+    elif name == "NVFP4":
+        found[:, :4] = _ue4m3(std / code.deviation)
+        return found
     scale = np.float16(std / code.deviation)
     if name == "IQ1_M":  # the scale is in the upper four bits of four words
         bits = int(scale.view(np.uint16))
@@ -127,6 +144,12 @@ def blocks(name: str, source: np.random.PCG64, count: int, std: float) -> NDArra
     if code.minimum >= 0:
         _put(found, code.minimum, np.float16(std / code.deviation * code.ratio))
     return found
+
+
+def _ue4m3(value: float) -> int:
+    """The nearest scale of NVFP4: four bits of exponent, three of mantissa, half of what they would be as a float."""
+    decoded = [(m / 8 if e == 0 else 1 + m / 8) * 2.0 ** (max(e, 1) - 8) for e in range(16) for m in range(8)]
+    return min(range(1, 127), key=lambda code: abs(decoded[code] - value))
 
 
 def _put(found: NDArray[np.uint8], at: int, value: np.float16) -> None:

@@ -40,10 +40,10 @@ class Role(StrEnum):
     EXPERT = "experts"
 
 
-# What upstream can multiply on every backend, per role. F64 and the I* types are in none of these.
+# What upstream can multiply, per role. F64 and the I* types are in none of these.
 MATRIX = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"})
 CODED = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS",
-                   "IQ2_XXS", "IQ1_S", "IQ1_M"})  # fmt: skip
+                   "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "NVFP4", "Q1_0", "Q2_0"})  # fmt: skip
 FLOAT = frozenset({"F32"})
 ALLOWED: dict[Role, frozenset[str]] = {
     Role.NORM: FLOAT,

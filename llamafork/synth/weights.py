@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llamafork.errors import EnvironmentFault
+from llamafork.facts.ggml_types import TYPES
 from llamafork.synth.quants import CODES, blocks
 from llamafork.synth.table import GGML, Role, Tensor
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20  # weights made at a time; bounds the memory at about 64 MB
 _UNIT = math.sqrt(4 * (65536.0**2 - 1) / 12)  # standard deviation of the sum of four uniform 16-bit numbers
+
+
+def ggml_id(name: str) -> GGMLQuantizationType:
+    """For a header: the number is all that is written, and the gguf package may lack a name for the newest types."""
+    return cast("GGMLQuantizationType", next(number for number, one in TYPES.items() if one.name == name))
 
 
 def ggml_type(name: str) -> GGMLQuantizationType:

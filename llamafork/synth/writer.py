@@ -217,7 +217,7 @@ def add_tensor(writer: GGUFWriter, tensor: Tensor, expected: Mapping[str, Shape]
             f"refusing to write {tensor.name} with shape {tensor.shape}",
             why=f"the architecture's table says {expected.get(tensor.name, 'that there is no such tensor')}",
         )
-    kind = weights.ggml_type(tensor.type)
+    kind = weights.ggml_id(tensor.type)
     writer.add_tensor_info(tensor.name, tensor.shape[::-1], np.dtype(np.float32), tensor.bytes, raw_dtype=kind)
 
 

@@ -1,4 +1,4 @@
-"""The test bed: every architecture of make-model loads in stock upstream, and computes the same on a simulated GPU."""
+"""The test bed: every architecture of make-model loads in stock upstream, and computes the same on other devices."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from real_builds import SIM, complete, find
 
 from llamafork import cli
 from llamafork.build.store import Build
+from llamafork.compare import target
 from llamafork.synth.archs import LAYOUTS
 
 SMALL = ("--layers", "3", "--embd", "64", "--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--ff", "32")
@@ -48,6 +49,8 @@ CASES = [
     Case("glm4moe", ("--dense", "2", "--shared", "0")),
     Case("qwen3moe", (*WIDE, "--type", "Q4_K", "--layer-types", "Q6_K,IQ4_XS")),
     Case("qwen3moe", (*WIDE, "--type", "Q3_K", "--layer-types", "IQ2_XXS,MXFP4")),
+    Case("qwen3moe", (*WIDE, "--type", "TQ1_0", "--layer-types", "TQ2_0,NVFP4")),
+    Case("qwen3moe", (*WIDE, "--type", "Q1_0", "--layer-types", "Q2_0,Q5_K")),
     Case("glm4moe", ("--type", "Q2_K", "--layer-types", "IQ1_M,Q5_K")),  # all of them substituted: rows of 64
 ]
 
@@ -83,6 +86,11 @@ def tool() -> Build:
     return find(*SIM)
 
 
+@pytest.fixture(scope="module")
+def stock_sim() -> Build:
+    return find("--stock", *SIM)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_stock_upstream_loads_it_and_generates(case: Case, stock: Build, make: Make) -> None:
     plain = complete(stock, make(case), *CPU)
@@ -90,11 +98,14 @@ def test_stock_upstream_loads_it_and_generates(case: Case, stock: Build, make: M
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_a_simulated_gpu_answers_as_the_cpu(case: Case, tool: Build, make: Make) -> None:
+def test_other_devices_answer_as_the_cpu(case: Case, stock_sim: Build, make: Make) -> None:
+    """Stock upstream on a simulated GPU and on two RPC servers: the same kernels, the same answer to the last bit."""
     path = make(case)
-    plain = complete(tool, path, *CPU, env={"GGML_SIM_DEVICES": ""})
+    plain = complete(stock_sim, path, *CPU, env={"GGML_SIM_DEVICES": ""})
     for words in (("-ngl", "99"), ("-ngl", "99", "--cpu-moe")):
-        assert complete(tool, path, *words, "-nr", "-t", "1", env=DEVICE).answer == plain.answer
+        assert complete(stock_sim, path, *words, "-nr", "-t", "1", env=DEVICE).answer == plain.answer
+    with target.at(target.PLACES["rpc2"], target.Target(stock_sim.key, stock_sim.root / "bin")) as words:
+        assert complete(stock_sim, path, *words, "-nr", "-t", "1", env={"GGML_SIM_DEVICES": ""}).answer == plain.answer
 
 
 def drafted(log: str) -> tuple[int, int]:

@@ -60,12 +60,16 @@ def value(reader: gguf.GGUFReader, key: str) -> Any:
     return field.contents()
 
 
+# gguf 0.19 has no name for Q2_0; test_models_real lets upstream read it.
+READABLE = sorted(name for name in QUANTS if name in gguf.GGMLQuantizationType.__members__)
+
+
 def weights_of(reader: gguf.GGUFReader, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     tensor = next(one for one in reader.tensors if one.name == name)
     return dequantize(tensor.data, tensor.tensor_type)
 
 
-@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("quant", READABLE)
 def test_every_tensor_has_the_shape_and_type_upstream_wants(quant: str, tmp_path: Path) -> None:
     made = write_model(replace(TINY, quant=quant), tmp_path / "m.gguf")
     reader = read(made.path)
@@ -165,7 +169,7 @@ def test_tokens_choose_different_experts(tmp_path: Path) -> None:
 
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
-    quant = draw(st.sampled_from(sorted(QUANTS)))
+    quant = draw(st.sampled_from(READABLE))
     block = 32 if QUANTS[quant].experts not in ("F32", "F16", "BF16") else 2
     kv = draw(st.integers(1, 2))
     experts = draw(st.integers(1, 5))
@@ -207,7 +211,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("role", list(Role))
-@pytest.mark.parametrize("kind", ["F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K", "TQ1_0"])
+@pytest.mark.parametrize("kind", ["F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"])
 def test_the_guard_refuses_types(role: Role, kind: str) -> None:
     recorder: Any = Recorder()
     with pytest.raises(LlamaforkError, match=f"refusing to write x as {kind}"):
