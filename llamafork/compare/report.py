@@ -12,7 +12,7 @@ from pathlib import Path
 from llamafork.errors import EnvironmentFault, UsageError
 from llamafork.paths import write_atomic
 
-IDENTICAL, DIFFERENT = "identical", "different output"
+IDENTICAL, DIFFERENT, LEFT_OUT = "identical", "different output", "left out"
 COLORS = {"faster": "tab:green", "no difference": "tab:gray", "slower": "tab:red"}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from llamafork import proc
 from llamafork.compare.target import Place, Target, at, environment
-from llamafork.errors import UnhealthyError
+from llamafork.errors import UnhealthyError, UsageError
 from llamafork.run import client
 from llamafork.run.client import Client
 
@@ -88,7 +88,8 @@ def round_of(
 ) -> tuple[Times, Times]:
     """One round: a fresh pair of servers, asked in turns. *more*: variables for the first alone.
 
-    Values are tokens per second, of ``start`` starts per second. The first alternation warms up and is left out.
+    Values are tokens per second, of ``start`` starts per second, which is there only if :func:`no_start` has nothing to
+    say. The first alternation warms up and is left out.
     Raises :class:`UnhealthyError` when a program fails.
     """
     scratch.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,8 @@ def round_of(
     times: tuple[Times, Times] = ({}, {})
     with ExitStack() as stack:
         places = [stack.enter_context(at(place, target)) for target in pair]
-        in_turns(lambda side: {"start": _start(pair[side], places[side], model, work, envs[side])}, times, 2)
+        if not no_start(pair):
+            in_turns(lambda side: {"start": _start(pair[side], places[side], model, work, envs[side])}, times, 2)
         servers = []
         for side in (0, 1):
             words = [*places[side], "-t", str(work.threads), "-c", str(work.context), "-np", "1", "--no-warmup"]
@@ -146,6 +148,19 @@ def ask(server: Client, tokens: Sequence[int], work: Work) -> dict[str, float]:
                 why=f"{timings['prompt_n']} + {timings['predicted_n']} tokens instead of {length} + {decode}",
             )
     return found
+
+
+def no_start(pair: Pair) -> str:
+    """Why starting up cannot be measured: a tree of other people may lack what it takes. Empty if it can."""
+    for one in pair:
+        try:
+            bench = one.program("llama-bench")
+        except UsageError as error:
+            return error.what
+        said = proc.run([bench, "--help"], timeout=60)
+        if "--no-warmup" not in said.out + said.err:
+            return f"llama-bench of {one.name} knows no --no-warmup"
+    return ""
 
 
 def _start(target: Target, place: Sequence[str], model: Path, work: Work, env: Mapping[str, str]) -> float:

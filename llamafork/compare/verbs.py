@@ -140,6 +140,9 @@ def _speed(case: Case) -> Iterator[Row]:
         bad = found.word == speed.SLOWER
         row = Row("speed", case.model.name, case.place.name, found.word, bad, detail, took_seconds / len(measured))
         yield replace(row, number=name, ratio=found.ratio, low=found.low, high=found.high)
+    if "start" not in measured:
+        why = speed.no_start((case.ours, case.theirs))
+        yield Row("speed", case.model.name, case.place.name, report.LEFT_OUT, False, why, 0.0, number="start")
 
 
 def _quality(case: Case) -> Iterator[Row]:

@@ -44,11 +44,11 @@ HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_
 """
 
 
-def fake(folder: Path, *, short: int = 0, bench: str = "exit 0") -> target.Target:
+def fake(folder: Path, *, short: int = 0, bench: str = "exit 0", flags: str = "--no-warmup") -> target.Target:
     """Programs that take no time but say they did; ``short``: tokens that the server does not write."""
     for name, text in (
         ("llama-server", SERVER.format(python=sys.executable, asked=str(folder / "asked"), short=short)),
-        ("llama-bench", f"#!/bin/sh\n{bench}\n"),
+        ("llama-bench", f'#!/bin/sh\n[ "$1" = --help ] && {{ echo {flags}; exit; }}\n{bench}\n'),
     ):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -119,6 +119,16 @@ def test_a_program_that_fails_is_named(tmp_path: Path) -> None:
     made = fake(tmp_path, bench="echo boom >&2; exit 3")
     with pytest.raises(UnhealthyError, match="llama-bench of x failed"):
         speed.round_of((made, made), CPU, tmp_path / "m.gguf", WORK, tmp_path / "s")
+
+
+def test_what_another_tree_lacks_costs_only_what_needs_it(tmp_path: Path) -> None:
+    made = fake(tmp_path, flags="-r")
+    assert speed.no_start((made, made)) == "llama-bench of x knows no --no-warmup"
+    ours, _ = speed.round_of((made, made), CPU, tmp_path / "m.gguf", WORK, tmp_path / "s")
+    assert sorted(ours) == ["pp16", "pp8", "tg4", "tg4@16"]
+    (tmp_path / "llama-bench").unlink()
+    assert speed.no_start((made, made)) == "x has no llama-bench"
+    assert speed.no_start((fake(tmp_path), made)) == ""
 
 
 def test_turns_change_and_the_first_is_not_counted() -> None:
