@@ -13,7 +13,7 @@ from llamafork import cli, console, paths, proc
 from llamafork.errors import Exit, LlamaforkError, UnhealthyError
 from llamafork.run import client
 
-QUESTION = "What is a mixture of experts?"
+QUESTION = "How do I open a file?"
 MADE = "quickstart"
 TRAINED = Path("tests/data/moe-small.gguf")
 
@@ -30,7 +30,7 @@ def main() -> int:
         return code
     trained = where.repo / TRAINED if where.repo else None
     if trained is not None and trained.is_file():
-        console.say("2/3  take the small trained MoE model (all it has read is Python)", style="bold")
+        console.say("2/3  take the small trained MoE model (it has read Python's library, for half an hour)", style="bold")
         model = trained
     else:
         console.say("2/3  write a small MoE model (random weights: it babbles)", style="bold")
@@ -65,7 +65,7 @@ def _chat(model: Path) -> None:
 
 
 def _ask(server: client.Client) -> None:
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 48, "temperature": 0, "seed": 1}
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 120, "temperature": 0.5, "seed": 1}
     data = server.post("/v1/chat/completions", body, timeout=120)
     message = data["choices"][0]["message"]
     text = message.get("content") or message.get("reasoning_content") or ""

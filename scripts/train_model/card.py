@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,24 +37,24 @@ def markdown(facts: Mapping[str, Any]) -> str:
     """The card for people; *facts* is what the trainer wrote, with ``measured`` by scripts/check-test-model."""
     words, network, got = facts["text"], facts["network"], facts["measured"]
     lengths = sorted({length for _, length in facts["settings"]["windows"]})
-    lines = [
-        "# moe-small: the trained test model",
-        "",
-        "A small Mixture-of-Experts model in the shape of GLM-4.5 (architecture glm4moe) for tests that need plausible",
-        f"text, routing and drafts: {network}, Q8_0. It knows Python's library and manual a little and is good for",
+    paragraphs = (
+        "A small Mixture-of-Experts model in the shape of GLM-4.5 (architecture glm4moe) for tests that need plausible "
+        f"text, routing and drafts: {network}, Q8_0. It knows Python's library and manual a little and is good for "
         "nothing else. Made by `scripts/train-test-model`; `scripts/check-test-model` measures it again.",
-        "",
-        f"- Data: {words['files']} files that ship with Python {facts['python']} (PSF licence), as bytes; "
+        f"Data: {words['files']} files that ship with Python {facts['python']} (PSF licence), as bytes; "
         f"{words['train'] / 1e6:.2f} M tokens to train on, {words['held_out'] / 1e6:.2f} M held out, whole files.",
-        f"- Training: {facts['steps']} steps of windows of {' or '.join(map(str, lengths))} tokens "
+        f"Training: {facts['steps']} steps of windows of {' or '.join(map(str, lengths))} tokens "
         f"({facts['tokens'] / 1e6:.1f} M tokens, {facts['minutes']} minutes on {facts['cores']} cores), AdamW, "
-        f"PyTorch {facts['torch']}, seed {facts['settings']['seed']}; "
-        f"last loss {facts['loss']:.3f} bits, of the MTP block {facts['mtp_loss']:.3f}.",
-        "",
-        "| measured with our build on held-out text | |",
-        "|---|---|",
-    ]
+        f"PyTorch {facts['torch']}, seed {facts['settings']['seed']}; last loss {facts['loss']:.3f} bits a token, of "
+        f"the MTP block {facts['mtp_loss']:.3f}.",
+    )
+    lines = ["# moe-small: the trained test model"]
+    for paragraph in paragraphs:
+        lines += ["", textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)]
+    lines += ["", "| measured with our build on held-out text | |", "|---|---|"]
     for what, value in got.items():
-        percent = value <= 1 and not what.startswith(("bits", "experts"))
-        lines.append(f"| {what} | {f'{value:.1%}' if percent else f'{value:.3f}'} |")
+        shown = f"{value:.3f}" if what.startswith("experts") else f"{value:.1%}"
+        if what.startswith("bits"):
+            shown = f"{value:.3f} (perplexity {2**value:.3f})"
+        lines.append(f"| {what} | {shown} |")
     return "\n".join(lines) + "\n"

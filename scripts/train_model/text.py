@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPACE_E = 256  # the vocabulary's one merge: a space and an e
+VOCAB = 260  # of the trained model, which uses 257 of them
 HELD_OUT = 20  # one file in so many
 SKIP = ("test", "tests", "site-packages", "idlelib", "lib2to3", "encodings", "__pycache__", "turtledemo", "ensurepip")
 LIMIT = 60_000  # bytes of one file, so that none dominates
@@ -27,18 +25,12 @@ class Text:
     sha256: str  # of all bytes used, in order
 
 
-def encode(data: bytes) -> list[int]:
+def encode(data: bytes) -> NDArray[np.int64]:
     """As llama.cpp does with the vocabulary of ``synth.tokenizer.build(260)``."""
-    out: list[int] = []
-    at = 0
-    while at < len(data):
-        if data[at : at + 2] == b" e":
-            out.append(SPACE_E)
-            at += 2
-        else:
-            out.append(data[at])
-            at += 1
-    return out
+    raw = np.frombuffer(data, dtype=np.uint8).astype(np.int64)
+    merged = np.flatnonzero((raw[:-1] == ord(" ")) & (raw[1:] == ord("e")))
+    raw[merged] = SPACE_E
+    return np.delete(raw, merged + 1)
 
 
 def decode(tokens: NDArray[np.int64]) -> bytes:
@@ -57,33 +49,25 @@ def load() -> Text:
         data = whole if file.name == "topics.py" else whole[:LIMIT]
         total.update(data)
         (held if number % HELD_OUT == 0 and file.name != "topics.py" else train).extend(data + b"\n\n")
-    as_array = lambda data: np.array(encode(bytes(data)), dtype=np.int64)  # noqa: E731
-    return Text(as_array(train), as_array(held), len(files), total.hexdigest())
+    return Text(encode(bytes(train)), encode(bytes(held)), len(files), total.hexdigest())
 
 
-def trigram_bits(train: Sequence[int], held: Sequence[int]) -> NDArray[np.float64]:
+def trigram_bits(train: NDArray[np.int64], held: NDArray[np.int64]) -> NDArray[np.float64]:
     """Bits of each token of *held* but the first two, for an interpolated trigram model of *train*.
 
     Weights 0.7, 0.25 and 0.049 for three, two and one token, the rest uniform.
     """
-    three, two, one = Counter(), Counter(), Counter()  # type: ignore[var-annotated]
-    pairs, singles = Counter(), Counter()  # type: ignore[var-annotated]
-    tokens = list(map(int, train))
-    for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        three[a, b, c] += 1
-        pairs[a, b] += 1
-        two[b, c] += 1
-        singles[b] += 1
-        one[c] += 1
-    n = len(tokens)
-    bits = []
-    text = list(map(int, held))
-    for a, b, c in zip(text, text[1:], text[2:], strict=False):
-        single = one[c] / n
-        double = two[b, c] / singles[b] if singles[b] else single
-        triple = three[a, b, c] / pairs[a, b] if pairs[a, b] else double
-        bits.append(-math.log2(0.7 * triple + 0.25 * double + 0.049 * single + 0.001 / 257))
-    return np.array(bits)
+    a, b, c = (train[i : len(train) - 2 + i] for i in range(3))
+    x, y, z = (held[i : len(held) - 2 + i] for i in range(3))
+    three = np.bincount((a * VOCAB + b) * VOCAB + c, minlength=VOCAB**3)
+    pairs, two = (np.bincount(u * VOCAB + v, minlength=VOCAB**2) for u, v in ((a, b), (b, c)))
+    singles, one = (np.bincount(u, minlength=VOCAB) for u in (b, c))
+    single = one[z] / len(train)
+    double = np.where(singles[y] > 0, two[y * VOCAB + z] / np.maximum(singles[y], 1), single)
+    seen = pairs[x * VOCAB + y]
+    triple = np.where(seen > 0, three[(x * VOCAB + y) * VOCAB + z] / np.maximum(seen, 1), double)
+    bits: NDArray[np.float64] = -np.log2(0.7 * triple + 0.25 * double + 0.049 * single + 0.001 / 257)
+    return bits
 
 
 def second_halves(bits: NDArray[np.float64], length: int, first: int) -> float:
