@@ -30,7 +30,7 @@ def main() -> int:
         return code
     trained = where.repo / TRAINED if where.repo else None
     if trained is not None and trained.is_file():
-        console.say("2/3  take the small trained MoE model (it has read Python's library, for half an hour)", style="bold")
+        console.say("2/3  take the small trained MoE model (it has read Python's library)", style="bold")
         model = trained
     else:
         console.say("2/3  write a small MoE model (random weights: it babbles)", style="bold")

@@ -16,7 +16,7 @@ from llamafork.errors import EnvironmentFault, Exit, LlamaforkError, UsageError
 
 ARCHIVE = Path("dist") / "gpu-check.tar.xz"
 # What a simulated device, which computes on one core, can do in a rehearsal's time.
-SIM = Options("sim", model_gib=0.3, prefill=256, decode=16, threads=1)
+SIM = Options("sim", model_gib=0.3, prefill=256, decode=32, threads=1)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -22,15 +22,8 @@ OTHER_BACKENDS = ("blas", "cann", "et", "hexagon", "hip", "metal", "musa", "open
                   "vulkan", "webgpu", "zdnn", "zendnn")  # fmt: skip
 DROPPED = (
     *(f"ggml/src/ggml-{name}/" for name in OTHER_BACKENDS),
-    *(
-        "conversion/",
-        "convert_",
-        "gguf-py/",
-        "scripts/",
-        "tests/snapshots/",
-        "tools/mtmd/tests/",
-        "tools/server/tests/",
-    ),
+    *("conversion/", "convert_", "gguf-py/", "scripts/", "tests/snapshots/"),
+    *("tools/mtmd/tests/", "tools/server/tests/"),
     *(f"tools/ui/{name}" for name in ("src/", "static/", "tests/", "scripts/", ".")),
 )
 KEPT = ("scripts/ui-assets.cmake",)

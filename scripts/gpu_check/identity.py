@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from gpu_check import devices, model
+from gpu_check import model
 from gpu_check.programs import checked
 from gpu_check.stage import Context, Outcome
 from llamafork.errors import LlamaforkError, UnhealthyError
@@ -43,22 +43,8 @@ def _logits(ctx: Context, kind: str, text: Path, host: int, width: int) -> str:
     out = ctx.work / "logits.gguf"
     out.unlink(missing_ok=True)
     program = ctx.programs(kind) / "llama-results"
-    words: list[str | Path] = ["-m", model.file(ctx), "-dev", devices.first(ctx), "-ngl", "99", "-ncmoe", str(host)]
-    work: list[str | Path] = [
-        "-f",
-        text,
-        "-c",
-        "1024",
-        "-b",
-        "512",
-        "-ub",
-        str(width),
-        "-t",
-        str(ctx.options.threads),
-        "-o",
-        out,
-    ]
-    checked(ctx.run([program, *words, *work]))
+    work = ["-c", "1024", "-b", "512", "-ub", str(width), "-t", str(ctx.options.threads)]
+    checked(ctx.run([program, *model.placed(ctx, host), *work, "-f", text, "-o", out]))
     if not out.is_file():
         raise UnhealthyError(f"llama-results of {kind} wrote no logits")
     return hashlib.sha256(out.read_bytes()).hexdigest()

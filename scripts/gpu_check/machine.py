@@ -34,6 +34,12 @@ def facts() -> dict[str, object]:
     }
 
 
+def available_memory() -> int | None:
+    """Bytes that programs can have without swapping, as far as the system says."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
+    return int(found[1]) << 10 if found else None
+
+
 def gpus() -> list[str]:
     """Name, memory, driver and capability of each GPU that nvidia-smi shows."""
     out = _ask("nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_check import archive
+from gpu_check import archive, devices
 from gpu_check.programs import checked
 from gpu_check.stage import Context, Outcome
 
@@ -18,6 +18,11 @@ MAKER = Path(__file__).resolve().parent / "model_maker.py"
 
 def file(ctx: Context) -> Path:
     return ctx.work / "model" / "bench.gguf"
+
+
+def placed(ctx: Context, host: int) -> list[str | Path]:
+    """Arguments of a program: all layers on the device, the experts of *host* of them in host memory."""
+    return ["-m", file(ctx), "-dev", devices.first(ctx), "-ngl", "99", "-ncmoe", str(host)]
 
 
 def make(ctx: Context) -> Outcome:

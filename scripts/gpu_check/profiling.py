@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from gpu_check import archive, devices, model
+from gpu_check import archive, model
 from gpu_check.programs import checked
 from gpu_check.stage import Context, Outcome, Table
 from llamafork.errors import UnhealthyError
@@ -38,16 +37,7 @@ def _run(ctx: Context, mode: str) -> dict[str, Any]:
     file = ctx.work / f"profile-{mode}.jsonl"
     file.unlink(missing_ok=True)
     program = ctx.programs("fork") / "llama-bench"
-    words: list[str | Path] = [
-        "-m",
-        model.file(ctx),
-        "-dev",
-        devices.first(ctx),
-        "-ngl",
-        "99",
-        "-ncmoe",
-        str(ctx.found["model"]["layers"]),
-    ]
+    words = model.placed(ctx, ctx.found["model"]["layers"])
     work = ["-p", "0", "-n", str(ctx.options.decode), "-t", str(ctx.options.threads), "-r", "1", "-o", "json"]
     env = ctx.environment(GGML_SCHED_PROF=mode, GGML_SCHED_PROF_FILE=str(file))
     checked(ctx.run([program, *words, *work], env=env))

@@ -35,6 +35,11 @@ class Log:
         with self.file.open("a", encoding="utf-8", errors="replace") as out:
             out.write(text.rstrip("\n") + "\n")
 
+    def ran(self, done: Done, note: str = "") -> None:
+        """What a program said, as much of it as can be brought back."""
+        self.add(f"$ {command_line(done.args)}\n{done.out[-LOGGED:]}{done.err[-LOGGED:]}")
+        self.add(f"(exit {done.code}{note}, {done.seconds:.1f} s)")
+
 
 @dataclass(frozen=True)
 class Done:
@@ -92,8 +97,7 @@ def run(
             raise
         done = Done(words, code, _text(out), _text(err), time.monotonic() - started, late)
     if log is not None:
-        log.add(f"$ {command_line(words)}\n{done.out[-LOGGED:]}{done.err[-LOGGED:]}")
-        log.add(f"(exit {code}{f', ended at its limit of {limit:.0f} s' if late else ''}, {done.seconds:.1f} s)")
+        log.ran(done, f", ended at its limit of {limit:.0f} s" if late else "")
     return done
 
 

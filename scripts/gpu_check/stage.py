@@ -36,7 +36,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Options:
-    """``prefill`` and ``decode``: tokens of a measurement. ``threads``: of the host, where a program computes."""
+    """``prefill`` and ``decode``: tokens of a measurement, repeated for ``rounds``. ``threads``: of the host, where a
+    program computes.
+    """
 
     backend: str
     arch: str = "90"
@@ -46,7 +48,7 @@ class Options:
     threads: int = 1
     prefill: int = 2048
     decode: int = 64
-    rounds: int = 3
+    rounds: int = 7
     cmake: tuple[str, ...] = ()
 
 

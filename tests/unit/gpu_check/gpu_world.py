@@ -36,9 +36,8 @@ else:
     pathlib.Path(words[words.index("-B") + 1]).mkdir(exist_ok=True)
 """
 BENCH = """#!{python}
-import json, os, pathlib, sys, time
+import json, os, pathlib, sys
 words = sys.argv[1:]
-kind = pathlib.Path(__file__).parent.name
 device = os.environ.get("FAKE_DEVICE", "CUDA0")
 if "--list-devices" in words:
     print("Available devices:")
@@ -46,7 +45,6 @@ if "--list-devices" in words:
 elif "--version" in words:
     print("version: b11434, series abc")
 else:
-    value = lambda name: words[words.index(name) + 1]
     if os.environ.get("FAKE_BENCH") == "crash":
         print("CUDA error: out of memory", file=sys.stderr)
         sys.exit(1)
@@ -55,17 +53,64 @@ else:
         splits = [dict(backend="CUDA0", nodes=3, ns=40000, runs=4, inputs=[]),
                   dict(backend="CPU", nodes=3, ns=36000, runs=4, inputs=copies)]
         pathlib.Path(file).write_text(json.dumps(dict(batch=1, runs=4, ns=100000, n_splits=2, splits=splits)) + "\\n")
-    counter = pathlib.Path(os.environ["FAKE_LOG"] + ".bench")
-    with counter.open("a") as out:
-        out.write(json.dumps([kind, *words]) + "\\n")
-    time.sleep(float(os.environ.get("FAKE_BENCH_SLEEP", "0")))
-    speed = 30.0 if kind == "fork" else 20.0
-    row = dict(n_gpu_layers=99, gpu_info="" if os.environ.get("FAKE_BENCH") == "cpu" else "a fake card", n_depth=0)
-    rows = []
-    if value("-p") != "0":
-        rows.append(row | dict(n_prompt=int(value("-p")), n_gen=0, samples_ts=[speed * 10]))
-    rows.append(row | dict(n_prompt=0, n_gen=int(value("-n")), samples_ts=[speed]))
-    print(json.dumps(rows))
+"""
+SERVER = """#!{python}
+import http.server, json, os, pathlib, socketserver, sys, time
+words = sys.argv[1:]
+value = lambda name: words[words.index(name) + 1]
+kind = pathlib.Path(__file__).parent.name
+mood = os.environ.get("FAKE_SERVER", "").split(":")
+mood = "" if mood[1:] not in ([], [kind]) else mood[0]
+asked = 0
+
+def note(**what):
+    with pathlib.Path(os.environ["FAKE_LOG"] + ".server").open("a") as out:
+        out.write(json.dumps(dict(kind=kind, pid=os.getpid(), **what)) + "\\n")
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+def crash():
+    say("CUDA error: out of memory")
+    os._exit(1)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+    def answer(self, what, status=200):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(what).encode())
+
+    def do_GET(self):
+        self.answer(dict(status="ok"))
+
+    def do_POST(self):
+        global asked
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            return self.answer(dict(tokens=[len(word) for word in body["content"].split()]))
+        note(body=body)
+        asked += 1
+        if mood == "dies" and asked == 6:
+            crash()
+        if mood == "refuses":
+            return self.answer(dict(error="no slot"), 500)
+        if mood == "hangs" and asked == 6:
+            time.sleep(60)
+        prompt, decode = len(body["prompt"]), body["n_predict"]
+        rate = 30.0 if kind == "fork" else 20.0
+        timings = dict(prompt_n=prompt - (mood == "cached"), prompt_ms=100 * prompt / rate,
+                       predicted_n=decode, predicted_ms=1000 * decode / rate)
+        self.answer(dict(timings=timings, tokens=[body["seed"]] * decode) if mood != "mute" else dict())
+
+say("load_tensors: " + ("CPU" if mood == "cpu" else value("-dev")) + " model buffer size =    12.50 MiB")
+say("load_tensors: " + value("-dev").rstrip("0") + "_Host model buffer size =    12.50 MiB")
+note(words=words)
+if mood == "crash":
+    crash()
+socketserver.TCPServer(("127.0.0.1", int(value("--port"))), Handler).serve_forever()
 """
 OPS = """#!{python}
 import os, sys
@@ -116,19 +161,16 @@ class GpuWorld:
         self.log = base / "cmake.log"
         for name, text in (("cmake", CMAKE), ("ninja", "#!/bin/sh\necho 1.11\n")):
             self.script(base / "bin" / name, text)
-        for name, text in (("llama-bench", BENCH), ("test-backend-ops", OPS), ("llama-results", RESULTS)):
+        fakes = {"llama-bench": BENCH, "llama-server": SERVER, "test-backend-ops": OPS, "llama-results": RESULTS}
+        for name, text in fakes.items():
             self.script(base / "programs" / name, text)
         (base / "maker.py").write_text(MAKER)
         archive.write(self.packed, FILES)
         monkeypatch.setenv("PATH", f"{base / 'bin'}:/usr/bin:/bin")
-        for name, value in (
-            ("LOG", self.log),
-            ("PROGRAMS", base / "programs"),
-            ("BACKEND", "cuda"),
-        ):
+        for name, value in (("LOG", self.log), ("PROGRAMS", base / "programs"), ("BACKEND", "cuda")):
             monkeypatch.setenv(f"FAKE_{name}", str(value))
         monkeypatch.setattr(model, "MAKER", base / "maker.py")
-        monkeypatch.setattr(speed, "cases", lambda layers: CASES(layers)[:2])  # six runs each
+        monkeypatch.setattr(speed, "cases", lambda layers: CASES(layers)[:2])
         monkeypatch.setattr(machine, "gpus", lambda: ["a fake card, 143771 MiB, 580, 9.0"])
         monkeypatch.setattr(toolkit, "find", lambda: toolkit.Toolkit(base / "nvcc", base, None, ""))
 
@@ -155,7 +197,11 @@ class GpuWorld:
         return {name: one["state"] for name, one in self.stages.items()}
 
     @property
-    def benches(self) -> list[list[str]]:
-        """Each run of llama-bench that measured: which build, and its words."""
-        file = Path(f"{self.log}.bench")
+    def served(self) -> list[dict[str, Any]]:
+        """What the servers did in turn, by kind and pid: ``words`` of a start, ``body`` of a completion."""
+        file = Path(f"{self.log}.server")
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    @property
+    def completions(self) -> list[dict[str, Any]]:
+        return [one for one in self.served if "body" in one]

@@ -10,15 +10,13 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from gpu_check import archive, building, model_maker, programs, runner, speed, stage, toolkit
+from gpu_check import archive, building, model_maker, programs, runner, stage, toolkit
 from gpu_check.programs import Log
 from gpu_check.record import Record
 from gpu_check.stage import Context, Options, Outcome, Stage
-from gpu_world import CASES, FILES
+from gpu_world import FILES
 
 from llamafork.errors import LlamaforkError, UsageError
 
@@ -228,41 +226,6 @@ def test_a_stage_cannot_take_the_time_of_those_after_it(tmp_path: Path) -> None:
     runner.run(table, context(tmp_path, 100.0), Record(tmp_path, {}, ["a", "b"]))
     assert 38 < left[0] <= 40
     assert 98 < left[1] <= 100
-
-
-def test_placements_are_added_while_there_is_time_and_the_rest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-
-    def bench(ctx: Any, kind: str, case: speed.Case, facts: Any) -> dict[str, float]:
-        now[0] += 5.0
-        return {"decode": 30.0 if kind == "fork" else 20.0, "prefill": 100.0 + now[0]}
-
-    monkeypatch.setattr(speed, "_bench", bench)
-    monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    kept: list[Outcome] = []
-    ctx: Any = SimpleNamespace(
-        options=Options("cuda"), found={"model": {"layers": 8, "bytes": 1000, "expert_bytes": 800}},
-        left=lambda: 100.0 - now[0], keep=kept.append, log=SimpleNamespace(say=lambda text: None))  # fmt: skip
-    found = speed.measure(ctx)
-    cases: Any = found.numbers["cases"]
-    assert len(kept) == 3
-    assert [("left_out" in one) for one in cases] == [False] * 3 + [True] * 5
-    assert cases[3]["left_out"] == "30 s for it, 10 s left"
-    assert found.summary.startswith("3 placements measured, 5 left out for want of time")
-    assert found.table is not None
-    assert len(found.table.rows) == 8
-
-
-def test_placements_are_whole_layers_mapped_and_page_locked() -> None:
-    assert [(one.host, one.mode) for one in CASES(36)] == [
-        (36, "mmap"), (27, "mmap"), (18, "mmap"), (9, "mmap"),
-        (36, "none"), (18, "none"), (27, "none"), (9, "none")]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '[{"n_prompt": 1}]'])
-def test_results_that_are_none_are_a_failure(text: str) -> None:
-    with pytest.raises(LlamaforkError, match="llama-bench of fork"):
-        speed.read(text, "fork")
 
 
 @pytest.mark.parametrize(("gib", "layers"), [(0.001, 4), (0.3, 12), (12, 36)])

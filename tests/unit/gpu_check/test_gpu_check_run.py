@@ -31,18 +31,6 @@ def test_all_stages_leave_their_numbers_and_the_table_comes_last(
     assert sorted(file.name for file in gpu.out.iterdir()) == ["log.txt", "profile.jsonl", "record.json", "record.md"]
 
 
-def test_fork_and_stock_take_turns_at_every_placement(gpu: GpuWorld) -> None:
-    assert gpu.run("--stages", "speed") == 0
-    assert [words[0] for words in gpu.benches[:6]] == ["fork", "stock", "stock", "fork", "fork", "stock"]
-    placed = [(words[words.index("-ncmoe") + 1], words[words.index("-lm") + 1]) for words in gpu.benches[::6]]
-    assert placed == [("8", "mmap"), ("6", "mmap")]
-    assert all("CUDA0" in words for words in gpu.benches)
-    case = gpu.stages["speed"]["numbers"]["cases"][1]
-    assert (case["decode_ratio"], case["prefill_ratio"]) == (1.5, 1.5)
-    assert case["decode_stock"] == {"median": 20.0, "low": 20.0, "high": 20.0, "samples": [20.0] * 3}
-    assert case["on_device_bytes"] == 200 + 800 // 4
-
-
 def test_stages_named_bring_what_they_need(gpu: GpuWorld) -> None:
     assert gpu.run("--stages", "backend-ops") == 0
     assert list(gpu.states) == ["build", "devices", "backend-ops"]
@@ -102,15 +90,8 @@ def test_what_needs_a_failed_stage_is_left_out_with_that_reason(gpu: GpuWorld) -
 def test_a_crash_in_the_middle_of_measuring_is_said_with_its_words(gpu: GpuWorld) -> None:
     gpu.env.setenv("FAKE_BENCH", "crash")
     assert gpu.run() == 1
-    assert gpu.states["speed"] == gpu.states["profile"] == "failed"
-    assert "CUDA error: out of memory" in gpu.stages["speed"]["why"]
-    assert gpu.states["backend-ops-all"] == "done"
-
-
-def test_measuring_without_the_device_is_a_failure(gpu: GpuWorld) -> None:
-    gpu.env.setenv("FAKE_BENCH", "cpu")
-    assert gpu.run("--stages", "speed") == 1
-    assert "ran without a device" in gpu.stages["speed"]["why"]
+    assert gpu.states == dict.fromkeys(ALL, "done") | {"profile": "failed"}
+    assert "CUDA error: out of memory" in gpu.stages["profile"]["why"]
 
 
 def test_a_test_program_that_runs_no_case_is_a_failure(gpu: GpuWorld) -> None:
