@@ -3,9 +3,10 @@
 What disturbs a shared machine most (a neighbour on the other half of a core) comes and goes within seconds and makes
 everything up to 1.6 times slower. Programs run one after the other meet it by chance; so the servers of both builds
 live at the same time, and requests of some 10 to 200 ms alternate between them. Timings are the servers' own. Two
-processes of the same build differ as well, for as long as they live, by where their memory lies. So a round is a
-fresh pair of servers, its ratio the median of its alternations, and the verdict looks at the rounds: at their median
-and at an interval that holds it, made of the ratios themselves (the sign test's).
+processes of the same build differ as well, for as long as they live, by where their memory lies; and which of two
+comes after itself finds warm caches. So a round is a fresh pair of servers, asked A B B A; what was asked in both
+orders makes one ratio, the round's is their median, and the verdict looks at the rounds: at their median and at an
+interval that holds it, made of the ratios themselves (the sign test's).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from llamafork.run.client import Client
 
 LEAST = 6
 FASTER, SLOWER, SAME = "faster", "slower", "no difference"
+START, ALL = "start", "all"
 Times = dict[str, list[float]]  # by number, one value an alternation
 Pair = tuple[Target, Target]
 
@@ -33,13 +35,14 @@ Pair = tuple[Target, Target]
 @dataclass(frozen=True)
 class Work:
     """What an alternation does: prompts of some lengths, each followed by so many tokens decoded, none after the last
-    but one: ``pp64``, ``pp512``, ``tg32`` after a prompt of one token, ``tg32@512``. ``repeat`` alternations a round.
+    but one: ``pp64``, ``pp512``, ``tg32`` after a prompt of one token, ``tg32@512``. ``repeat`` times in both orders
+    a round.
     """
 
     prefill: tuple[int, ...] = (64, 512)
     decode: int = 32
     threads: int = 1
-    repeat: int = 9
+    repeat: int = 3
 
     @property
     def context(self) -> int:
@@ -98,7 +101,7 @@ def round_of(
     with ExitStack() as stack:
         places = [stack.enter_context(at(place, target)) for target in pair]
         if not no_start(pair):
-            in_turns(lambda side: {"start": _start(pair[side], places[side], model, work, envs[side])}, times, 2)
+            in_turns(lambda side: {START: _start(pair[side], places[side], model, work, envs[side])}, times, 1)
         servers = []
         for side in (0, 1):
             words = [*places[side], "-t", str(work.threads), "-c", str(work.context), "-np", "1", "--no-warmup"]
@@ -110,8 +113,8 @@ def round_of(
 
 
 def in_turns(one: Callable[[int], Mapping[str, float]], times: tuple[Times, Times], repeat: int) -> None:
-    """A B, B A, A B …: *repeat* times after one that is not counted, into *times*."""
-    for number in range(repeat + 1):
+    """A B, then *repeat* times B A, A B, into *times*. The first turn is not counted."""
+    for number in range(2 * repeat + 1):
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             for name, value in one(side).items():
                 if number:
@@ -130,8 +133,9 @@ def prompt(server: Client, length: int) -> list[int]:
 
 
 def ask(server: Client, tokens: Sequence[int], work: Work) -> dict[str, float]:
-    """Tokens per second of all numbers of *work* but ``start``."""
+    """Tokens per second of all numbers of *work* but ``start``. A first request wakes it and is not counted."""
     found = {}
+    server.post("/completion", {"prompt": [tokens[0]], "n_predict": 8, "cache_prompt": False, "ignore_eos": True})
     for length in (1, *work.prefill):
         decode = work.decode if length in (1, max(work.prefill)) else 1
         body = {"prompt": list(tokens[:length]), "n_predict": decode, "cache_prompt": False, "ignore_eos": True,
@@ -192,10 +196,15 @@ def bench_args(args: Sequence[str]) -> list[str]:
 
 
 def ratios(ours: Sequence[Times], theirs: Sequence[Times]) -> dict[str, list[float]]:
-    """By number, A over B of each round: the median over its alternations."""
+    """By number, A over B of each round: the median of what two turns in a row, one in each order, say together.
+
+    :data:`ALL` is the geometric mean of what the servers did: it scatters half as much as each of four numbers.
+    """
     out: dict[str, list[float]] = {}
     for mine, other in zip(ours, theirs, strict=True):
         for name in mine:
-            pairs = zip(mine[name], other[name], strict=True)
-            out.setdefault(name, []).append(statistics.median(a / b for a, b in pairs))
-    return out
+            turns = [a / b for a, b in zip(mine[name], other[name], strict=True)]
+            both = [math.sqrt(one * two) for one, two in zip(turns[::2], turns[1::2], strict=True)]
+            out.setdefault(name, []).append(statistics.median(both))
+    served = [values for name, values in out.items() if name != START]
+    return {ALL: [statistics.geometric_mean(one) for one in zip(*served, strict=True)], **out}

@@ -134,15 +134,16 @@ def _speed(case: Case) -> Iterator[Row]:
     measured = speed.ratios(*sides)
     for name, values in measured.items():
         found = speed.judge(values, threshold=case.options.threshold)
-        ours, theirs = (statistics.median(x for one in side for x in one[name]) for side in sides)
-        unit = "starts" if name == "start" else "tokens"
-        detail = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}); {ours:.1f} and {theirs:.1f} {unit}/s"
+        detail = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+        if name != speed.ALL:
+            ours, theirs = (statistics.median(x for one in side for x in one[name]) for side in sides)
+            detail += f"; {ours:.1f} and {theirs:.1f} {'starts' if name == speed.START else 'tokens'}/s"
         bad = found.word == speed.SLOWER
         row = Row("speed", case.model.name, case.place.name, found.word, bad, detail, took_seconds / len(measured))
         yield replace(row, number=name, ratio=found.ratio, low=found.low, high=found.high)
-    if "start" not in measured:
+    if speed.START not in measured:
         why = speed.no_start((case.ours, case.theirs))
-        yield Row("speed", case.model.name, case.place.name, report.LEFT_OUT, False, why, 0.0, number="start")
+        yield Row("speed", case.model.name, case.place.name, report.LEFT_OUT, False, why, number=speed.START)
 
 
 def _quality(case: Case) -> Iterator[Row]:

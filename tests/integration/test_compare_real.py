@@ -16,7 +16,7 @@ from real_builds import llamafork
 from llamafork import paths
 from llamafork.build.store import Build
 
-NUMBERS = {"pp64", "pp512", "tg32", "tg32@512", "start"}
+NUMBERS = {"pp64", "pp512", "tg32", "tg32@512", "start", "all"}
 
 
 def test_a_killed_speed_comparison_leaves_no_server_and_goes_on(fork: Build, stock: Build, model: Path) -> None:

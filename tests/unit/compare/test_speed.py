@@ -92,7 +92,7 @@ def test_the_verdict_turns_round_when_a_and_b_are_swapped(values: list[float], t
         assert speed.judge([1 / v for v in values], threshold=threshold / 2 / (1 + threshold)).word == SLOWER
 
 
-WORK = Work((8, 16), 4, repeat=3)
+WORK = Work((8, 16), 4, repeat=1)
 CPU = target.PLACES["cpu"]
 
 
@@ -100,10 +100,10 @@ def test_a_round_asks_both_for_the_same(tmp_path: Path) -> None:
     made = fake(tmp_path)
     ours, theirs = speed.round_of((made, made), CPU, tmp_path / "m.gguf", WORK, tmp_path / "s", {"WAIT": "25"})
     assert len(ours.pop("start")) == len(theirs.pop("start")) == 2
-    same = {"pp8": [100.0] * 3, "pp16": [100.0] * 3}
-    assert theirs == {**same, "tg4": [50.0] * 3, "tg4@16": [50.0] * 3}
-    assert ours == {**same, "tg4": [40.0] * 3, "tg4@16": [40.0] * 3}
-    assert speed.ratios([ours, ours], [theirs, theirs])["tg4@16"] == [0.8, 0.8]
+    same = {"pp8": [100.0] * 2, "pp16": [100.0] * 2}
+    assert theirs == {**same, "tg4": [50.0] * 2, "tg4@16": [50.0] * 2}
+    assert ours == {**same, "tg4": [40.0] * 2, "tg4@16": [40.0] * 2}
+    assert speed.ratios([ours, ours], [theirs, theirs])["tg4@16"] == pytest.approx([0.8, 0.8])
     one, two = ((tmp_path / "asked").read_text()).splitlines()
     assert one.startswith("25 -m") and two.startswith("- -m")  # noqa: PT018
     assert "-c 256 -np 1" in one
@@ -140,14 +140,24 @@ def test_turns_change_and_the_first_is_not_counted() -> None:
 
     times: tuple[speed.Times, speed.Times] = ({}, {})
     speed.in_turns(one, times, 2)
-    assert order == [0, 1, 1, 0, 0, 1]
-    assert times == ({"n": [4, 5]}, {"n": [3, 6]})
+    assert order == [0, 1, 1, 0, 0, 1, 1, 0, 0, 1]
+    assert times == ({"n": [4, 5, 8, 9]}, {"n": [3, 6, 7, 10]})
 
 
 def test_the_ratio_of_a_round_is_of_neighbours() -> None:
-    """A neighbour that slows both for a while does not show."""
-    ours, theirs = {"n": [10.0, 5.0, 9.0]}, {"n": [10.0, 5.0, 10.0]}
-    assert speed.ratios([ours], [theirs]) == {"n": [1.0]}
+    """Neither a neighbour that slows both for a while nor which of the two comes after itself shows."""
+    ours, theirs = {"n": [10.0, 8.0, 5.0, 4.0, 9.0, 9.0]}, {"n": [8.0, 10.0, 4.0, 5.0, 10.0, 10.0]}
+    assert speed.ratios([ours], [theirs])["n"] == pytest.approx([1.0])
+
+
+def test_all_is_the_mean_of_what_the_servers_did() -> None:
+    ours, theirs = (
+        {"start": [9.0, 9.0], "n": [2.0, 2.0], "m": [8.0, 8.0]},
+        {key: [1.0, 1.0] for key in ("start", "n", "m")},
+    )
+    found = speed.ratios([ours] * 2, [theirs] * 2)
+    assert found["all"] == pytest.approx([4.0, 4.0])
+    assert list(found) == ["all", "start", "n", "m"]
 
 
 @pytest.mark.parametrize(
