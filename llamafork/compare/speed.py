@@ -12,10 +12,11 @@ interval that holds it, made of the ratios themselves (the sign test's).
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Work:
     prefill: tuple[int, ...] = (64, 512)
     decode: int = 32
     threads: int = 1
-    repeat: int = 3
+    repeat: int = 6
 
     @property
     def context(self) -> int:
@@ -86,10 +87,42 @@ def interval_drop(n: int, confidence: float = 0.95) -> int:
     return drop
 
 
+def cores_for(need: int, number: int) -> set[int] | None:
+    """The cores for round *number* of programs that can use *need*; None where they had to share these.
+
+    A shared machine's cores are not equally fast, and a process stays on its own: so both of a pair get the same.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    there = sorted(os.sched_getaffinity(0))
+    return None if need >= len(there) else {there[(number * need + i) % len(there)] for i in range(need)}
+
+
+@contextmanager
+def _on(cores: set[int] | None) -> Iterator[None]:
+    """What is started in the block, and all that it starts, runs on *cores* alone."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def round_of(
-    pair: Pair, place: Place, model: Path, work: Work, scratch: Path, more: Mapping[str, str] | None = None
+    pair: Pair,
+    place: Place,
+    model: Path,
+    work: Work,
+    scratch: Path,
+    more: Mapping[str, str] | None = None,
+    *,
+    number: int = 0,
 ) -> tuple[Times, Times]:
-    """One round: a fresh pair of servers, asked in turns. *more*: variables for the first alone.
+    """Round *number*: a fresh pair of servers, asked in turns. *more*: variables for the first alone.
 
     Values are tokens per second, of ``start`` starts per second, which is there only if :func:`no_start` has nothing to
     say. The first alternation warms up and is left out.
@@ -98,6 +131,7 @@ def round_of(
     scratch.mkdir(parents=True, exist_ok=True)
     envs = [environment(place, {"GGML_SIM_CHECK": "0", **extra}) for extra in (more or {}, {})]
     times: tuple[Times, Times] = ({}, {})
+    cores = cores_for(work.threads, number) if not place.devices and not place.rpc else None
     with ExitStack() as stack:
         places = [stack.enter_context(at(place, target)) for target in pair]
         if not no_start(pair):
@@ -106,7 +140,8 @@ def round_of(
         for side in (0, 1):
             words = [*places[side], "-t", str(work.threads), "-c", str(work.context), "-np", "1", "--no-warmup"]
             command: list[str | Path] = [pair[side].program("llama-server"), "-m", model, *words]
-            servers.append(stack.enter_context(client.running(command, scratch / f"{side}.log", env=envs[side])))
+            with _on(cores):
+                servers.append(stack.enter_context(client.running(command, scratch / f"{side}.log", env=envs[side])))
         tokens = prompt(servers[1], max(work.prefill))
         in_turns(lambda side: ask(servers[side], tokens, work), times, work.repeat)
     return times

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from llamafork import console
@@ -119,14 +120,15 @@ def _speed(case: Case) -> Iterator[Row]:
     more = variables(case.options.env_a or [])
     sides: tuple[list[speed.Times], list[speed.Times]] = ([], [])
 
-    def round_of() -> tuple[speed.Times, speed.Times]:
+    def round_of(number: int) -> tuple[speed.Times, speed.Times]:
+        pair = (case.ours, case.theirs)
         with tempfile.TemporaryDirectory(prefix="llamafork-compare-") as scratch:
-            return speed.round_of((case.ours, case.theirs), case.place, case.model, work, Path(scratch), more)
+            return speed.round_of(pair, case.place, case.model, work, Path(scratch), more, number=number)
 
     with console.step(f"speed: {case.model.name} at {case.place.name}") as step:
         for number in range(case.options.rounds):
             step.update(f"round {number + 1} of {case.options.rounds}")
-            took = case.step(f"speed {number}", round_of)
+            took = case.step(f"speed {number}", partial(round_of, number))
             assert isinstance(took, list)
             for side, times in zip(sides, took, strict=True):
                 side.append(times)

@@ -129,12 +129,13 @@ def test_a_case_that_fails_keeps_its_alternations(monkeypatch: pytest.MonkeyPatc
     assert (case[0]["alternations"], case[0]["decode_ratio"]) == (3, 1.5)
 
 
-def test_the_ratio_is_the_median_of_those_of_neighbours() -> None:
-    found = [alternation(10, 10), alternation(40, 20), alternation(33, 30)]
+def test_the_ratio_is_the_median_of_those_of_neighbours_in_both_orders() -> None:
+    found = [alternation(10, 10), alternation(80, 20), alternation(40, 40), alternation(27, 3)]
     one = speed._result(CASES(8)[1], FACTS, found)
-    assert (one["decode_ratio"], one["decode_ratio_low"], one["decode_ratio_high"]) == (1.1, 1.0, 2.0)
-    assert one["decode_fork"] == {"median": 33, "low": 10, "high": 40, "samples": [10, 40, 33]}
-    assert one["same_tokens"] == 3
+    ratios = (one["decode_ratio"], one["decode_ratio_low"], one["decode_ratio_high"])
+    assert ratios == pytest.approx((2.0, 2.0, 3.0))
+    assert one["decode_fork"] == {"median": 33.5, "low": 10, "high": 80, "samples": [10, 80, 40, 27]}
+    assert one["same_tokens"] == 4
 
 
 def test_placements_are_whole_layers_mapped_and_page_locked() -> None:
