@@ -170,6 +170,19 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0 to less than 1")
+    return value
+
+
 def _name(text: str) -> str:
     if not text or text.startswith("-"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a name")
@@ -201,10 +214,10 @@ def _compare(at: argparse.ArgumentParser) -> None:
     at.add_argument("--suite", action="append", choices=SUITES, help="default: identity")
     at.add_argument("--on", action="append", metavar="PLACE", help="cpu, sim, sim2, rpc2 … (default: all)")
     at.add_argument("--text", metavar="FILE", help="quality: the text (default: Python's manual)")
-    at.add_argument("--max-kl", type=float, default=1e-4, metavar="X", help="quality: mean divergence allowed (1e-4)")
+    at.add_argument("--max-kl", type=_share, default=1e-4, metavar="X", help="quality: mean divergence allowed (1e-4)")
     at.add_argument("--rounds", type=_positive, default=15, metavar="N", help="speed: fresh pairs of A and B (15)")
     at.add_argument("--repeat", type=_positive, default=6, metavar="N", help="speed: A B B A of a pair (default 6)")
-    at.add_argument("--threshold", type=float, default=0.02, metavar="X", help="speed: what does not count (0.02)")
+    at.add_argument("--threshold", type=_share, default=0.02, metavar="X", help="speed: what does not count (0.02)")
     at.add_argument("--threads", type=_positive, default=1, metavar="N", help="speed: of the host (default 1)")
     at.add_argument("--env-a", action="append", metavar="NAME=VALUE", help="speed: a variable for A alone")
     at.add_argument("--markdown", metavar="FILE")
@@ -226,6 +239,7 @@ def _trace(at: argparse.ArgumentParser, common: Parser) -> None:
     text.add_argument("-f", "--file", metavar="FILE", help="the prompt is in this file")
     record.add_argument("-n", "--tokens", type=_positive, default=256, metavar="N", help="to generate (default 256)")
     record.add_argument("--build", metavar="KEY", help="this build instead of the current one")
+    record.add_argument("--force", action="store_true", help="replace an existing OUT")
     record.set_defaults(more=[])
     record.epilog = "Behind --: options of llama-completion, such as -- -c 4096 --temp 0.7"
     info = _action(verbs, common, "", "info", "what a trace holds", call=f"{call}:info")
@@ -236,7 +250,7 @@ def _trace(at: argparse.ArgumentParser, common: Parser) -> None:
     simulate.add_argument("trace", metavar="TRACE")
     simulate.add_argument("--slots", type=_positive, action="append", metavar="N", help="a layer (default: 1/8 to 3/4)")
     simulate.add_argument("--policy", action="append", choices=TRACE_POLICIES, help="default: all")
-    simulate.add_argument("--skip", type=int, default=64, metavar="N", help="tokens that fill the cache (default 64)")
+    simulate.add_argument("--skip", type=_natural, default=64, metavar="N", help="tokens that fill the cache (64)")
     simulate.add_argument("--all", action="store_true", help="the prompt's tokens too, not only what was generated")
 
 

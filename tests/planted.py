@@ -40,11 +40,14 @@ FAULTS = {
     # a batch takes a tenth longer
     "slow": (
         "src/llama-context.cpp",
-        "    const int ret = ctx->decode(batch);\n",
-        "    const int64_t t_start = ggml_time_us();\n"
-        "    const int ret = ctx->decode(batch);\n"
-        "    const int64_t t_end = ggml_time_us();\n"
-        "    while (PLANTED && ggml_time_us() < t_end + (t_end - t_start)/10) {}\n",
+        "        case LLAMA_PROCESS_TYPE_DECODE: return ctx->decode(*batch);\n",
+        "        case LLAMA_PROCESS_TYPE_DECODE: {\n"
+        "            const int64_t t_start = ggml_time_us();\n"
+        "            const int ret = ctx->decode(*batch);\n"
+        "            const int64_t t_end = ggml_time_us();\n"
+        "            while (PLANTED && ggml_time_us() < t_end + (t_end - t_start)/10) {}\n"
+        "            return ret;\n"
+        "        }\n",
     ),
 }
 

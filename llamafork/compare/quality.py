@@ -16,6 +16,7 @@ from llamafork.compare.target import PLACES, Place, Target, at, environment
 from llamafork.errors import UnhealthyError
 
 CONTEXT, CHUNKS = 512, 8
+LAST, TRIES = "Same top p:", 5  # the program may end before its log is written
 NUMBERS = {
     "ppl": re.compile(r"^Mean PPL\(Q\)\s*:\s*(\S+)", re.MULTILINE),
     "ppl_base": re.compile(r"^Mean PPL\(base\)\s*:\s*(\S+)", re.MULTILINE),
@@ -57,7 +58,10 @@ def run(ours: Target, theirs: Target, place: Place, model: Path, scratch: Path, 
               "--kl-divergence-base", str(base)]  # fmt: skip
     _run(theirs, [*common, "-ngl", "0", "-nr"], environment(PLACES["cpu"]))
     with at(place, ours) as args:
-        said = _run(ours, [*common, *args, "-nr", "--kl-divergence"], environment(place))
+        for _ in range(TRIES):
+            said = _run(ours, [*common, *args, "-nr", "--kl-divergence"], environment(place))
+            if LAST in said:
+                break
     return read(said)
 
 

@@ -19,7 +19,9 @@ from llamafork.paths import Paths, show
 from llamafork.run import client
 
 # What would decide the result beside the place itself.
-FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "GGML_", "CUDA_VISIBLE_DEVICES")
+FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "GGML_")
+# No place is a real GPU, and upstream offloads large batches to any that it sees, -ngl 0 or not.
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 @dataclass(frozen=True)
@@ -104,20 +106,26 @@ def places(words: Sequence[str]) -> list[Place]:
 
 def check_devices(place: Place, target: Target) -> None:
     """Upstream only warns when there is no device and it ignores ``-ngl``: then nothing would be compared at *place*.
+    And it uses what it sees beside what a place names.
 
-    Raises :class:`EnvironmentFault` unless *target* has the simulated devices of *place*.
+    Raises :class:`EnvironmentFault` unless *target* has the simulated devices of *place* and no others.
     """
-    if not place.devices:
-        return
-    wanted = 1 + place.devices.count(";")
+    wanted = 1 + place.devices.count(";") if place.devices else 0
     names = ("llama-server", "llama-bench", "llama-results")
     program = next((name for name in names if os.access(target.folder / name, os.X_OK)), names[0])
     done = proc.run([target.program(program), "--list-devices"], env=environment(place), timeout=60)
-    found = sum(bool(match and match[1].startswith("SIM")) for match in map(DEVICE.match, done.out.splitlines()))
-    if found != wanted:
+    found = [match[1] for match in map(DEVICE.match, done.out.splitlines()) if match]
+    others = [name for name in found if not name.startswith("SIM")]
+    if others:
+        raise EnvironmentFault(
+            f"{target.name} sees a device that the place {place.name} has not",
+            why=f"{', '.join(others)}: upstream would use it, whatever is asked for",
+            do="compare builds without its backend, or hide it from them",
+        )
+    if len(found) != wanted:
         raise EnvironmentFault(
             f"{target.name} has no simulated devices for the place {place.name}",
-            why=f"{found} of {wanted} in its --list-devices; what ran there would run on the CPU",
+            why=f"{len(found)} of {wanted} in its --list-devices; what ran there would run on the CPU",
             do="build it with --backend sim (a stock build too), or choose other places: --on cpu",
         )
 
@@ -126,7 +134,7 @@ def environment(place: Place, more: Mapping[str, str] | None = None) -> dict[str
     """For a program at *place*: nothing of the user's that would change what is compared."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
     sim = {"GGML_SIM_DEVICES": place.devices, "GGML_SIM_CHECK": "1"} if place.devices else {}
-    return {**plain, "GGML_NO_BACKTRACE": "1", **sim, **(more or {})}
+    return {**plain, **HIDDEN, "GGML_NO_BACKTRACE": "1", **sim, **(more or {})}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from llamafork.compare import identity, journal, quality, report, speed, target
 from llamafork.compare.journal import Journal
 from llamafork.compare.report import Report, Row
 from llamafork.compare.target import Place, Target
-from llamafork.errors import Exit, UnhealthyError, UsageError
+from llamafork.errors import Exit, LlamaforkError, UsageError
 from llamafork.facts.gguf_file import check_model
 from llamafork.paths import Paths
 
@@ -70,7 +70,7 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
             for place in places:
                 try:
                     rows += SUITES[suite](Case(ours, theirs, model, place, ns, kept))
-                except UnhealthyError as error:  # what is done and what follows is worth knowing all the same
+                except LlamaforkError as error:  # what is done and what follows is worth knowing all the same
                     console.failure(error)
                     rows.append(Row(suite, model.name, place.name, "failed", True, f"{error.what}: {error.why}"))
     code = _tell(Report(ours.name, theirs.name, tuple(rows)), ns)

@@ -34,6 +34,12 @@ BY_ARCH = {"n_dense": "by architecture, 0 or 1", "n_shared": "by architecture, 0
 ALIASES = {"openai-moe": "gpt-oss"}  # upstream's source calls it one, its files the other
 
 
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     base = ModelSpec()
     parser.add_argument("out", nargs="?", metavar="OUT", type=Path, help="file to write (default: models/ of our data)")
@@ -70,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mtp", action="store_true", help="with a block that predicts a further token")
     parser.add_argument("--mtp-file", metavar="PATH", type=Path, help="that block in a file of its own")
-    parser.add_argument("--split", type=int, metavar="N", default=1, help="write N files, name-00001-of-0000N.gguf on")
+    parser.add_argument("--split", type=_count, metavar="N", default=1, help="write N files, name-00001-of-0000N on")
     parser.add_argument("--bench", action="store_true", help="for measuring: made quickly, routed as the next two say")
     for option, value, text in (
         ("--reuse", base.reuse, "how far a token's experts are those of the tokens before, 0 to 1"),

@@ -23,18 +23,24 @@ SHARES = (0.125, 0.25, 0.5, 0.75)
 def record(ns: argparse.Namespace, paths: Paths) -> int:
     """Run llama-expert-trace of the chosen build, then read what it wrote."""
     check_model(Path(ns.model))
-    build = store.resolve(paths, ns.build)
     out = Path(ns.out)
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {show(out.parent)}", do="make it, or name another OUT")
+    if out.exists() and (out.is_dir() or out.samefile(ns.model)):
+        raise UsageError(f"{show(out)} is {'a folder' if out.is_dir() else 'the model'}", do="name another OUT")
+    if (out.exists() or out.is_symlink()) and not ns.force:
+        raise UsageError(f"{show(out)} exists", do="add --force to replace it, or name another OUT")
+    if ns.file and not Path(ns.file).is_file():
+        raise UsageError(f"there is no file {show(ns.file)}", why="-f names the prompt", do="check the name")
+    build = store.resolve(paths, ns.build)
     text = ["-f", ns.file] if ns.file else ["-p", ns.prompt]
     command = [build.program("llama-expert-trace"), "-m", ns.model, *text, "-n", str(ns.tokens), "-o", out, *ns.more]
     log = paths.state / "logs" / "trace.log"
     with console.step(f"record {show(out.name)}"):
         code = proc.stream(command, log=log)
-    if code != 0:
-        why = own_words(log.read_text(encoding="utf-8", errors="replace"))
-        raise UnhealthyError(f"llama-expert-trace ended with {code}", why=why, do=f"see {log}")
+        if code != 0:
+            why = own_words(log.read_text(encoding="utf-8", errors="replace"))
+            raise UnhealthyError(f"llama-expert-trace ended with {code}", why=why, do=f"see {log}")
     return _tell(out, load(out))
 
 

@@ -15,7 +15,7 @@ KINDS = ("fork", "stock")
 
 
 def compare(ctx: Context) -> Outcome:
-    """With all layers on the device, where the memory holds them, and with the experts on the host; width 1 and 512."""
+    """With all layers on the device and with the experts on the host, one token and 512 at once."""
     text = ctx.work / "identity.txt"
     text.write_text(TEXT, encoding="utf-8")
     layers = ctx.found["model"]["layers"]

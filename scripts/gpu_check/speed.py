@@ -24,7 +24,7 @@ from llamafork.errors import EnvironmentFault, UnhealthyError
 KINDS = ("fork", "stock")
 SHARES = (0.25, 0.5, 0.75)
 TESTS = ("decode", "prefill")
-LEAST = 3  # alternations: fewer say nothing
+LEAST = 4  # alternations, which make 3 ratios: fewer say nothing
 SEED = 1000
 ROOM = 192 << 20  # of a simulated device beside the weights: KV cache, and experts that a long prompt brings over
 SPARE = 1 << 30  # of host memory, for what two servers need beside the weights

@@ -37,7 +37,7 @@ def test_the_fork_is_stock_on_all_devices(twins: tuple[Build, Build], model: Pat
 
 @pytest.fixture(scope="module")
 def each(twins: tuple[Build, Build], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Rows]]:
-    """Of each architecture but the default one, which the test above has; two at a time."""
+    """Of each architecture with random weights; two at a time."""
     fork, stock = twins
     folder = tmp_path_factory.mktemp("each")
     where = [word for place in EACH_AT for word in ("--on", place)]

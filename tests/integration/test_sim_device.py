@@ -148,7 +148,7 @@ class TestOptimised:
         """Within 1.15 of the longer, where two plain threads of this machine manage about as much."""
         tries = []
         for _ in range(8):  # other work on the machine only adds
-            took = ok(tool, case, "2")
+            took = ok(tool, case, "h2d=2G" if case == "overlap-upload" else "2")  # 4 MiB: about as long as its graph
             tries.append((took["ratio"], took["machine"]))
             if took["ratio"] <= 1.15 * min(max(1.0, took["machine"]), 1.25):
                 return
@@ -173,7 +173,7 @@ class TestOptimised:
         [("SET_ROWS,ARGSORT,SWIGLU,RMS_NORM", ""), ("MUL_MAT_ID", "n_used=2.*m=512,n=1,")],
     )
     def test_backend_ops_agree_with_the_cpu(self, tool: Build, ops: str, cases: str) -> None:
-        """A sample of what a decode graph uses; docs/measurements has a run of the whole list."""
+        """A sample of what a decode graph uses."""
         command = [tool.program("test-backend-ops"), "test", "-b", "SIM0", "-o", ops, *(("-p", cases) if cases else ())]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"GGML_SIM_DEVICES": "1"})
         assert done.returncode == 0, done.stdout[-3000:]

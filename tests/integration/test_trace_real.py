@@ -50,7 +50,7 @@ def test_the_batch_does_not_decide_what_is_recorded(recorded: Path, fork: Build,
     assert same.mean() > 0.9  # and what follows in later layers with it; chance is a quarter
 
 
-def test_a_model_without_experts_and_a_context_too_small_are_refused(fork: Build, model: Path, tmp_path: Path) -> None:
+def test_a_context_too_small_is_refused(fork: Build, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "none"
     done = llamafork("trace", "record", str(model), str(out), "-p", TEXT, "-n", "5000", "--build", fork.key,
                      "--", "-c", "512", "-ngl", "0", check=False)  # fmt: skip

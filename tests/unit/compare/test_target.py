@@ -13,10 +13,10 @@ from llamafork.compare.target import PLACES, Target
 from llamafork.errors import EnvironmentFault, Exit, UsageError
 
 
-def programs(folder: Path, devices: int) -> Target:
-    """A server that lists so many simulated devices, whatever it is asked for."""
+def programs(folder: Path, devices: int, kind: str = "SIM") -> Target:
+    """A server that lists so many devices, whatever it is asked for."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(f"  SIM{n}: simulated GPU (8 MiB, 8 MiB free)\\n" for n in range(devices))
+    lines = "".join(f"  {kind}{n}: simulated GPU (8 MiB, 8 MiB free)\\n" for n in range(devices))
     (folder / "llama-server").write_text(f"#!/bin/sh\nprintf 'Available devices:\\n{lines}'\n")
     (folder / "llama-server").chmod(0o755)
     return Target("x", folder)
@@ -33,6 +33,14 @@ def test_a_place_without_its_devices_is_refused(tmp_path: Path, place: str, devi
     else:
         with pytest.raises(EnvironmentFault, match=f"x has no simulated devices for the place {place}"):
             target.check_devices(PLACES[place], made)
+
+
+@pytest.mark.parametrize("place", ["cpu", "sim", "rpc2"])
+def test_a_device_beside_those_of_a_place_is_refused(tmp_path: Path, place: str) -> None:
+    """Upstream offloads large batches to whatever it sees."""
+    with pytest.raises(EnvironmentFault, match=f"x sees a device that the place {place} has not"):
+        target.check_devices(PLACES[place], programs(tmp_path, 1, "CUDA"))
+    assert target.environment(PLACES[place])["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
 def build(world: World, kind: str, backends: list[str], profile: str = "release") -> str:
@@ -68,10 +76,11 @@ def test_a_variable_that_sets_nothing_is_refused(word: str) -> None:
     assert verbs.variables(["A=b=c", "D="]) == {"A": "b=c", "D": ""}
 
 
-def test_a_program_that_fails_is_a_row_and_the_rest_goes_on(world: World, tmp_path: Path) -> None:
-    """Both lack llama-results, so that identity cannot run at either place; the reports are written all the same."""
+@pytest.mark.parametrize("there", [True, False])
+def test_a_program_that_fails_or_is_not_there_is_a_row(world: World, tmp_path: Path, there: bool) -> None:
+    """Identity cannot run; the reports are written all the same."""
     ours, theirs = programs(tmp_path / "a", 0), programs(tmp_path / "b", 0)
-    for one in (ours, theirs):
+    for one in (ours, theirs) if there else ():
         (one.folder / "llama-results").write_text("#!/bin/sh\necho no such model >&2; exit 3\n")
         (one.folder / "llama-results").chmod(0o755)
     model = tmp_path / "m.gguf"
@@ -81,4 +90,8 @@ def test_a_program_that_fails_is_a_row_and_the_rest_goes_on(world: World, tmp_pa
     code, out, err = world.run(*words)
     assert code == Exit.REGRESSION, err
     assert "failed" in out
-    assert "no such model" in xml.read_text()
+    assert ("no such model" if there else "has no llama-results") in xml.read_text()
+    for wrong in ("--threshold", "--max-kl"):
+        for value in ("nan", "-1", "5", "x"):
+            with pytest.raises(SystemExit, match="2"):
+                world.run(*words, wrong, value)

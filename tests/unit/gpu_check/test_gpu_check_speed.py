@@ -87,13 +87,13 @@ def test_fork_and_stock_take_turns_with_one_seed_an_alternation() -> None:
 def test_time_that_runs_out_ends_the_turns_with_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(speed, "time", clock)
-    (ctx, _), (two, asked) = context(clock, rounds=7, seconds=49.0), pair(clock, seconds=5.0)
+    (ctx, _), (two, asked) = context(clock, rounds=7, seconds=59.0), pair(clock, seconds=5.0)
     found: list[speed.Alternation] = []
     speed._in_turns(ctx, two, [7, 8, 9], found)
-    assert len(asked) == 8
+    assert len(asked) == 10
     row = speed._row(speed._result(CASES(8)[0], FACTS, found), ctx.options)
-    assert row[0] == "no experts on the device (3 alternations)"
-    assert speed._result(CASES(8)[0], FACTS, found[:2])["left_out"] == "it ended after 2 alternations"
+    assert row[0] == "no experts on the device (4 alternations)"
+    assert speed._result(CASES(8)[0], FACTS, found[:3])["left_out"] == "it ended after 3 alternations"
 
 
 def test_placements_are_added_while_there_is_time_and_the_rest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_placements_are_added_while_there_is_time_and_the_rest_is_named(monkeypa
 
     def measure(ctx: Any, case: speed.Case, facts: Any, found: list[speed.Alternation]) -> None:
         clock.now += 30.0
-        found += [alternation()] * 3
+        found += [alternation()] * 4
 
     monkeypatch.setattr(speed, "_measure", measure)
     monkeypatch.setattr(speed, "time", clock)
@@ -118,7 +118,7 @@ def test_placements_are_added_while_there_is_time_and_the_rest_is_named(monkeypa
 
 def test_a_case_that_fails_keeps_its_alternations(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(ctx: Any, case: speed.Case, facts: Any, found: list[speed.Alternation]) -> None:
-        found += [alternation()] * 3
+        found += [alternation()] * 4
         raise TimeUp("the end")
 
     monkeypatch.setattr(speed, "_measure", measure)
@@ -126,7 +126,7 @@ def test_a_case_that_fails_keeps_its_alternations(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TimeUp):
         speed.measure(ctx)
     case: Any = kept[-1].numbers["cases"]
-    assert (case[0]["alternations"], case[0]["decode_ratio"]) == (3, 1.5)
+    assert (case[0]["alternations"], case[0]["decode_ratio"]) == (4, 1.5)
 
 
 def test_the_ratio_is_the_median_of_those_of_neighbours_in_both_orders() -> None:

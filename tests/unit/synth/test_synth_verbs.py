@@ -67,6 +67,9 @@ def test_a_dangling_link_counts_as_existing(tmp_path: Path) -> None:
 
 def test_a_folder_or_a_file_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["make-model", *SMALL, str(tmp_path)]) == Exit.USAGE
+    for count in ("0", "-3", "x"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["make-model", *SMALL, str(tmp_path / "x.gguf"), "--split", count])
     assert "is a folder" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert cli.main(["make-model", *SMALL, str(tmp_path / "file" / "x.gguf")]) == Exit.USAGE

@@ -155,6 +155,32 @@ def test_the_command_line(world: World, tmp_path: Path) -> None:
     assert code == 2
     assert "--skip" in err or "9 slots" in err
     assert world.run("trace", "info", str(tmp_path / "none"))[0] == 6
+    with pytest.raises(SystemExit, match="2"):
+        world.run("trace", "simulate", str(path), "--skip", "-5")
+
+
+def test_a_recording_replaces_nothing_unasked(world: World, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    world.ok("make-model", str(model), "--layers", "1", "--embd", "32", "--ff", "32", "--vocab", "260")
+    before = model.read_bytes()
+    (tmp_path / "t").write_text("mine")
+    (tmp_path / "link").symlink_to(model)
+    asked = ("-p", "x", "-n", "1", "--build", "none")
+    for out, force, why in (
+        ("m.gguf", True, "is the model"),
+        ("link", True, "is the model"),
+        ("t", False, "exists"),
+        (".", True, "is a folder"),
+    ):
+        words = ("trace", "record", str(model), str(tmp_path / out), *asked, *(("--force",) if force else ()))
+        code, _, err = world.run(*words)
+        assert (code, why in err) == (2, True), err
+    assert model.read_bytes() == before
+    assert (tmp_path / "t").read_text() == "mine"
+    code, _, err = world.run(
+        "trace", "record", str(model), str(tmp_path / "new"), "-f", str(tmp_path / "no"), *asked[2:]
+    )
+    assert (code, "there is no file" in err) == (2, True)
 
 
 def test_the_policies_of_the_command_line_are_those_there_are() -> None:
