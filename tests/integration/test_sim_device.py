@@ -128,7 +128,10 @@ def test_a_wrong_device_list_is_named(tool: Build, words: str) -> None:
     assert re.search(r"GGML_SIM_DEVICES: '[^']+' is not understood", done.stderr)
 
 
-@pytest.mark.parametrize(("name", "value"), [("HOST_SLOW", "fast"), ("HOST_SLOW", "0.5"), ("FILL", "x"), ("PIN", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("HOST_SLOW", "fast"), ("HOST_SLOW", "0.5"), ("FILL", "x"), ("PIN", "x"), ("SPIN_US", "fast")],
+)
 def test_other_settings_are_checked_too(tool: Build, name: str, value: str) -> None:
     done = run(tool, "host-slow" if name == "HOST_SLOW" else "order", **{f"GGML_SIM_{name}": value})
     assert done.returncode != 0

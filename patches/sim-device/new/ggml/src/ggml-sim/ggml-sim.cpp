@@ -15,16 +15,14 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <unordered_map>
+#include <map>
 
-// Backend: one queue
-
-namespace {
+namespace { // Backend: one queue
 
 struct backend_context {
     sim_device * dev;
     ggml_backend_t cpu; // does the arithmetic, on the queue's worker only
-    std::unordered_map<uint64_t, std::shared_ptr<sim_graph>> graphs; // by uid
+    std::map<uint64_t, std::shared_ptr<sim_graph>> graphs; // by uid, which grow: the first is the oldest
     std::unique_ptr<sim_stream> stream;
 };
 
@@ -44,6 +42,7 @@ void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
+const size_t MAX_GRAPHS = 256; // that a queue remembers: most uids never come again
 const size_t STAGED_AT_ONCE = 64*1024; // pageable bytes that CUDA's asynchronous copies take along without waiting
 
 void queue_copy(sim_stream & stream, const char * what, std::vector<sim_access> accesses, std::function<void()> task) {
@@ -120,14 +119,13 @@ std::shared_ptr<sim_graph> snapshot(backend_context * ctx, const ggml_cgraph * c
     // the same uid promises the same graph at the same addresses: like a captured CUDA graph, it is not looked at again
     auto & kept = ctx->graphs[cgraph->uid];
     if (!kept) {
-        if (ctx->graphs.size() > 1024) {
-            ctx->graphs.clear();
-        }
-        auto made = std::make_shared<sim_graph>(cgraph, ctx->dev);
-        ctx->graphs[cgraph->uid] = made;
-        return made;
+        kept = std::make_shared<sim_graph>(cgraph, ctx->dev);
     }
-    return kept;
+    const std::shared_ptr<sim_graph> found = kept;
+    if (ctx->graphs.size() > MAX_GRAPHS) {
+        ctx->graphs.erase(ctx->graphs.begin());
+    }
+    return found;
 }
 
 ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {

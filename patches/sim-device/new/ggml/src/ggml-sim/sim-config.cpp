@@ -133,6 +133,15 @@ static const char * env(const char * name) {
     return value && *value ? value : nullptr;
 }
 
+static int64_t count_of(const char * name, const char * text) {
+    char * end = nullptr;
+    const int64_t value = std::strtoll(text, &end, 10);
+    if (*end || value < 0) {
+        GGML_ABORT("%s: '%s' is not a number", name, text);
+    }
+    return value;
+}
+
 static sim_config read_config() {
     sim_config c;
     std::string bad;
@@ -154,7 +163,7 @@ static sim_config read_config() {
         }
     }
     if (const char * text = env("GGML_SIM_SPIN_US")) {
-        c.spin_ns = std::strtoll(text, nullptr, 10)*1000;
+        c.spin_ns = count_of("GGML_SIM_SPIN_US", text)*1000;
     }
     if (const char * text = env("GGML_SIM_CHECK")) {
         c.check = std::string(text) != "0";
@@ -163,7 +172,7 @@ static sim_config read_config() {
         c.stats = text;
     }
     if (const char * text = env("GGML_OP_OFFLOAD_MIN_BATCH")) {
-        c.offload_min_batch = std::strtoll(text, nullptr, 10);
+        c.offload_min_batch = count_of("GGML_OP_OFFLOAD_MIN_BATCH", text);
     }
     return c;
 }
