@@ -26,6 +26,7 @@ CARD = json.loads(MODEL.with_suffix(".json").read_text(encoding="utf-8"))
 SAID = CARD["measured"]
 
 
+@pytest.mark.alone  # half a minute on all cores: beside another program, threads that wait for each other take minutes
 @pytest.mark.skipif(
     sys.version_info[:2] != tuple(map(int, CARD["python"].split(".")[:2])),
     reason=f"the held-out text ships with Python {CARD['python']}; run the tests with it to un-skip",
