@@ -68,7 +68,8 @@ def test_a_bench_models_printed_hit_rates_are_those_of_its_trace(
     file, out = tmp_path / "bench.gguf", tmp_path / "bench.trace"
     said = llamafork("make-model", str(file), "--arch", "qwen3moe", *words).stdout.splitlines()
     printed = {a: float(b.rstrip("%")) / 100 for a, b in (x.split("\t") for x in said if x[0].isdigit() and "\t" in x)}
-    sampled = ("-c", "2048", "--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--ignore-eos", "-s", "1")
+    sampled = ("-t", "1", "-c", "2048", "-s", "1", "--ignore-eos")
+    sampled += ("--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0")
     llamafork("trace", "record", str(file), str(out), "-p", "Hello", "-n", "1000", "--build", fork.key, "--", *sampled)
     trace = files.load(out).decode_only()
     assert set(printed) == {"12.5%", "25.0%", "50.0%", "75.0%"}
