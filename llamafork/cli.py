@@ -220,8 +220,8 @@ def _compare(at: argparse.ArgumentParser) -> None:
     at.add_argument("--threshold", type=_share, default=0.02, metavar="X", help="speed: what does not count (0.02)")
     at.add_argument("--threads", type=_positive, default=1, metavar="N", help="speed: of the host (default 1)")
     at.add_argument("--env-a", action="append", metavar="NAME=VALUE", help="speed: a variable for A alone")
-    at.add_argument("--markdown", metavar="FILE")
-    at.add_argument("--junit", metavar="FILE")
+    at.add_argument("--markdown", metavar="FILE", help="the rows as Markdown; /dev/stdout and pipes will do too")
+    at.add_argument("--junit", metavar="FILE", help="the rows as JUnit's XML; likewise")
     at.add_argument("--plot", metavar="FILE", help="speed: a PNG of the ratios (needs matplotlib)")
     at.add_argument("--self-test", action="store_true", help="allow A and B to be the same build")
 
@@ -239,7 +239,9 @@ def _trace(at: argparse.ArgumentParser, common: Parser) -> None:
     text.add_argument("-f", "--file", metavar="FILE", help="the prompt is in this file")
     record.add_argument("-n", "--tokens", type=_positive, default=256, metavar="N", help="to generate (default 256)")
     record.add_argument("--build", metavar="KEY", help="this build instead of the current one")
-    record.add_argument("--force", action="store_true", help="replace an existing OUT")
+    record.add_argument(
+        "--force", action="store_true", help="replace an existing OUT; of a link the link, never a device or pipe"
+    )
     record.set_defaults(more=[])
     record.epilog = "Behind --: options of llama-completion, such as -- -c 4096 --temp 0.7"
     info = _action(verbs, common, "", "info", "what a trace holds", call=f"{call}:info")

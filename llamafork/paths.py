@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +14,16 @@ from pathlib import Path
 
 import platformdirs
 
-from llamafork.errors import EnvironmentFault
+from llamafork.errors import EnvironmentFault, UsageError
 
 PACKAGE = Path(__file__).resolve().parent
+NO_FILES = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,11 @@ def find() -> Paths:
 
 @contextmanager
 def atomic(target: Path) -> Iterator[Path]:
-    """A temporary file beside *target* that replaces it when the block ends without an error."""
+    """A temporary file beside *target* that replaces it when the block ends without an error.
+
+    A link is replaced itself; what it points to stays. Raises :class:`UsageError` where *target* is no file.
+    """
+    check_result(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.{os.getpid()}.", suffix=".tmp")
@@ -112,9 +125,70 @@ def alive(pid: int) -> bool:
 
 
 def write_atomic(target: Path, content: str | bytes) -> None:
-    """Write *content* (text as UTF-8 with LF) so that readers see the old file or the new one, never a part."""
+    """Write *content* (text as UTF-8 with LF) so that readers see the old file or the new one, never a part.
+
+    Devices of characters and pipes cannot be replaced without harm: they are written to as they are.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if _is_stream(target):
+        check_result(target, stream=True)
+        _pour(target, data)
+        return
     with atomic(target) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(data)
+
+
+def check_result(target: Path, *, stream: bool = False) -> None:
+    """Raises :class:`UsageError` if a result with the name *target* would replace what is no file.
+
+    *stream*: :func:`write_atomic` will write it, so that /dev/stdout, a terminal, /dev/null or a pipe will do.
+    """
+    number = _descriptor(target)
+    try:
+        mode = target.stat().st_mode if number is None else os.fstat(number).st_mode
+    except OSError as error:
+        if number is not None:
+            raise UsageError(f"{show(target)} is not open", why=error.strerror or "", do="name a file") from error
+        return  # not there, or nothing that we can reach: writing will tell
+    kind = NO_FILES.get(stat.S_IFMT(mode))
+    if kind == "a folder" or (not (stream and _is_stream(target)) and (kind or number is not None)):
+        raise UsageError(
+            f"{show(target)} is {kind or 'an open file'}",
+            why="a result takes the place of what has its name",
+            do="name a file",
+        )
+
+
+def _is_stream(target: Path) -> bool:
+    if _descriptor(target) is not None:
+        return True
+    try:
+        mode = target.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _descriptor(target: Path) -> int | None:
+    """The number of our own open descriptor that *target* names, such as 1 of /dev/stdout."""
+    at = target.absolute()
+    for _ in range(40):  # as many links as Linux follows
+        parent = os.path.realpath(at.parent)
+        if parent in (f"/proc/{os.getpid()}/fd", "/dev/fd") and at.name.isdigit():
+            return int(at.name)
+        if not at.is_symlink():
+            return None
+        at = Path(parent) / at.readlink()
+    return None
+
+
+def _pour(target: Path, data: bytes) -> None:
+    """Opening /dev/stdout again would write over what it has when it is a file; a pipe waits for its reader."""
+    number = _descriptor(target)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    with os.fdopen(os.open(target, os.O_WRONLY) if number is None else os.dup(number), "wb") as out:
+        out.write(data)
 
 
 def show(path: Path | str) -> str:

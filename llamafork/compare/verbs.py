@@ -18,7 +18,7 @@ from llamafork.compare.report import Report, Row
 from llamafork.compare.target import Place, Target
 from llamafork.errors import Exit, LlamaforkError, UsageError
 from llamafork.facts.gguf_file import check_model
-from llamafork.paths import Paths
+from llamafork.paths import Paths, check_result
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
     for model in models:
         check_model(model)
     suites = ns.suite or ["identity"]
+    for name in filter(None, (ns.markdown, ns.junit, ns.plot)):
+        check_result(Path(name), stream=True)
     if ns.plot:
         report.check_plot(suites)
     if ns.rounds < speed.LEAST:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llamafork import console
 from llamafork.errors import Exit, UsageError
-from llamafork.paths import Paths, show
+from llamafork.paths import Paths, check_result, show
 from llamafork.synth import bench, splits
 from llamafork.synth.archs import LAYOUTS
 from llamafork.synth.quants import QUANTS
@@ -84,7 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(option, type=float, metavar="X", help=f"{text} (default: {value}; with --bench)")
     parser.add_argument("--name", default="", help="name in the file, and of it (default: from the sizes)")
-    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    parser.add_argument(
+        "--force", action="store_true", help="replace an existing file; of a link the link, never a device or pipe"
+    )
 
 
 def make_model(ns: argparse.Namespace, paths: Paths) -> int:
@@ -142,6 +144,7 @@ def _write(spec: ModelSpec, path: Path, split: int, *, force: bool) -> ModelSumm
 def _ensure_writable(target: Path, *, force: bool) -> None:
     if target.is_dir():
         raise UsageError(f"{show(target)} is a folder", do="name a file, such as model.gguf in it")
+    check_result(target)
     blocked = next((folder for folder in target.parents if folder.exists() and not folder.is_dir()), None)
     if blocked is not None:
         raise UsageError(f"{show(blocked)} is a file, not a folder", do="choose another OUT")

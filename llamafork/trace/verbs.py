@@ -12,7 +12,7 @@ from llamafork import console, proc
 from llamafork.build import store
 from llamafork.errors import Exit, UnhealthyError, UsageError
 from llamafork.facts.gguf_file import check_model
-from llamafork.paths import Paths, show
+from llamafork.paths import Paths, check_result, show
 from llamafork.trace import simulate
 from llamafork.trace.format import Trace, load
 
@@ -26,8 +26,10 @@ def record(ns: argparse.Namespace, paths: Paths) -> int:
     out = Path(ns.out)
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {show(out.parent)}", do="make it, or name another OUT")
-    if out.exists() and (out.is_dir() or out.samefile(ns.model)):
-        raise UsageError(f"{show(out)} is {'a folder' if out.is_dir() else 'the model'}", do="name another OUT")
+    for file in (out, part_of(out)):
+        check_result(file)
+    if out.exists() and out.samefile(ns.model):
+        raise UsageError(f"{show(out)} is the model", do="name another OUT")
     if (out.exists() or out.is_symlink()) and not ns.force:
         raise UsageError(f"{show(out)} exists", do="add --force to replace it, or name another OUT")
     if ns.file and not Path(ns.file).is_file():
@@ -42,6 +44,11 @@ def record(ns: argparse.Namespace, paths: Paths) -> int:
             why = own_words(log.read_text(encoding="utf-8", errors="replace"))
             raise UnhealthyError(f"llama-expert-trace ended with {code}", why=why, do=f"see {log}")
     return _tell(out, load(out))
+
+
+def part_of(out: Path) -> Path:
+    """What llama-expert-trace calls *out* until it is whole."""
+    return out.with_name(f"{out.name}.part")
 
 
 def own_words(log: str) -> str:

@@ -97,6 +97,7 @@ def _pack(asked: argparse.Namespace, words: Sequence[str]) -> int:
     from gpu_check import rehearsal
     from llamafork import paths
 
+    paths.check_result(asked.out)
     print(rehearsal.pack(paths.find(), asked.out, offline=asked.offline))
     return Exit.OK
 

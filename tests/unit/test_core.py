@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from fake_upstream import World
 
 from llamafork import console, errors, paths, proc
-from llamafork.errors import EnvironmentFault, Exit
+from llamafork.errors import EnvironmentFault, Exit, UsageError
 
 
 def test_every_exit_code_has_a_meaning_and_every_error_a_code() -> None:
@@ -46,6 +48,71 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Pa
     mine.write_text("being written")
     paths.write_atomic(tmp_path / "file", "new")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([mine.name, "file"])
+
+
+def odd(folder: Path) -> dict[str, Path]:
+    """What has a name and is no file; a device only by a link, so that a failing test does no harm."""
+    made = {"a folder": folder / "folder", "a pipe": folder / "pipe", "a socket": folder / "s"}
+    made["a device"] = folder / "null"
+    made["a device"].symlink_to("/dev/null")
+    made["a folder"].mkdir()
+    os.mkfifo(made["a pipe"])
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(made["a socket"]))  # the whole name may be too long for a socket
+    return made
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind, there in odd(tmp_path).items():
+        link = tmp_path / f"link to {kind}"
+        link.symlink_to(there)
+        for name in (there, link):
+            before = there.stat()
+            with pytest.raises(UsageError, match=kind), paths.atomic(name):
+                pass
+            assert (there.stat().st_mode, there.stat().st_ino) == (before.st_mode, before.st_ino)
+        assert link.is_symlink()
+    for kind in ("a folder", "a socket"):
+        with pytest.raises(UsageError, match=kind):
+            paths.check_result(tmp_path / f"link to {kind}", stream=True)
+    with pytest.raises(UsageError, match="is not open"):
+        paths.check_result(Path("/dev/fd/999"), stream=True)
+
+
+def test_a_link_is_replaced_itself(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for name in ("file", "nothing"):
+        link = tmp_path / f"link-{name}"
+        link.symlink_to(tmp_path / name)
+        paths.write_atomic(link, "new")
+        assert not link.is_symlink()
+        assert link.read_text() == "new"
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_devices_and_pipes_are_written_to_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "null").symlink_to("/dev/null")
+    paths.write_atomic(tmp_path / "null", "x")
+    assert (tmp_path / "null").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    paths.write_atomic(tmp_path / "pipe", "through it")
+    reader.join(timeout=30)
+    assert got == ["through it"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+def test_standard_output_that_is_a_file_keeps_what_it_has(tmp_path: Path, name: str) -> None:
+    code = "from llamafork import paths; print('a'); paths.write_atomic(paths.Path('link'), 'b\\n'); print('c')"
+    (tmp_path / "link").symlink_to(name)
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, cwd=tmp_path)
+    assert (tmp_path / "out").read_text() == "a\nb\nc\n"
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_secrets_are_not_printed() -> None:

@@ -91,6 +91,15 @@ def test_a_program_that_fails_or_is_not_there_is_a_row(world: World, tmp_path: P
     assert code == Exit.REGRESSION, err
     assert "failed" in out
     assert ("no such model" if there else "has no llama-results") in xml.read_text()
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    code, out, err = world.run(*words[:-1], str(null), "--markdown", str(null))
+    assert code == Exit.REGRESSION, err
+    assert null.is_char_device()
+    for option in ("--junit", "--markdown"):
+        code, out, err = world.run(*words, option, str(tmp_path))
+        assert (code, out) == (Exit.USAGE, ""), err
+        assert "is a folder" in err
     for wrong in ("--threshold", "--max-kl"):
         for value in ("nan", "-1", "5", "x"):
             with pytest.raises(SystemExit, match="2"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,21 @@ def test_a_folder_or_a_file_in_the_way(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "file").touch()
     assert cli.main(["make-model", *SMALL, str(tmp_path / "file" / "x.gguf")]) == Exit.USAGE
     assert "is a file" in capsys.readouterr().err
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, null = tmp_path / "pipe", tmp_path / "null"
+    os.mkfifo(pipe)
+    null.symlink_to("/dev/null")
+    for words in ((str(pipe),), (str(null),), (str(tmp_path / "m"), "--mtp-file", str(null))):
+        arch = ("--arch", "glm4moe") if len(words) > 1 else ()
+        assert cli.main(["make-model", *words, *arch, "--force"]) == Exit.USAGE
+        err = capsys.readouterr().err
+        assert "is a pipe" in err or "is a device" in err
+        assert "do:  name a file" in err
+    assert pipe.is_fifo()
+    assert null.is_char_device()
+    assert not (tmp_path / "m").exists()
 
 
 def test_an_impossible_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 from pathlib import Path
 
@@ -165,12 +166,18 @@ def test_a_recording_replaces_nothing_unasked(world: World, tmp_path: Path) -> N
     before = model.read_bytes()
     (tmp_path / "t").write_text("mine")
     (tmp_path / "link").symlink_to(model)
+    (tmp_path / "null").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "p.part")
     asked = ("-p", "x", "-n", "1", "--build", "none")
     for out, force, why in (
         ("m.gguf", True, "is the model"),
         ("link", True, "is the model"),
         ("t", False, "exists"),
         (".", True, "is a folder"),
+        ("pipe", True, "is a pipe"),
+        ("p", True, "p.part is a pipe"),
+        ("null", True, "is a device"),
     ):
         words = ("trace", "record", str(model), str(tmp_path / out), *asked, *(("--force",) if force else ()))
         code, _, err = world.run(*words)
