@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,3 +70,27 @@ def test_libraries_beside_and_later_parts_of_a_model_count(world: World, tmp_pat
         before = name()
         file.write_text("another")
         assert name() != before, file
+
+
+def test_abandoned_ones_are_forgotten_and_those_in_use_are_not(world: World, tmp_path: Path) -> None:
+    folder = world.paths.state / "compare"
+    wanted = journal.of(world.paths, [], [], "this one").file
+    hold = (
+        "from llamafork.compare.journal import Journal; from pathlib import Path; import sys\n"
+        "held = [Journal(Path(name)) for name in sys.argv[1:]]; held[1].step('two', int); print(flush=True); input()"
+    )
+    days = {"old": 31, "new": 29, "held": 31, "going on": 31, wanted.stem: 31}
+    for name in days:
+        world.write(folder / f"{name}.jsonl", '{"step": "one", "result": 1}\n')
+    used = [str(folder / f"{name}.jsonl") for name in ("held", "going on")]
+    words = [sys.executable, "-c", hold, *used]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for name, age in days.items():
+            os.utime(folder / f"{name}.jsonl", (time.time() - age * 86400,) * 2)
+        assert journal.of(world.paths, [], [], "this one").done == {"one": 1}
+        assert {file.stem for file in folder.iterdir()} == {"new", "held", "going on", wanted.stem}
+        other.communicate(b"\n")
+    journal.of(world.paths, [], [], "this one")
+    assert {file.stem for file in folder.iterdir()} == {"new", wanted.stem}
