@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from llamafork import __version__
-from llamafork.errors import Exit, LlamaforkError
+from llamafork.errors import Exit, LlamaforkError, Terminated
 
 PASS_THROUGH = {
     "serve": "run the built llama-server with our defaults; everything else is passed on",
@@ -306,6 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _stopped("interrupted; run the same command again to go on", Exit.INTERRUPTED)
         return int(Exit.INTERRUPTED)
+    except Terminated:
+        _stopped("terminated; run the same command again to go on", Exit.TERMINATED)
+        return int(Exit.TERMINATED)
 
 
 def _run(own: Sequence[str], passed: str | None, rest: list[str]) -> int:
@@ -337,8 +340,7 @@ def _run(own: Sequence[str], passed: str | None, rest: list[str]) -> int:
 
 
 def _terminated(_: int, __: FrameType | None) -> None:
-    _stopped("terminated; run the same command again to go on", Exit.TERMINATED)
-    raise SystemExit(int(Exit.TERMINATED))
+    raise Terminated(int(Exit.TERMINATED))
 
 
 def _stopped(text: str, code: Exit) -> None:

@@ -90,6 +90,10 @@ class Interrupted(LlamaforkError):
     code = Exit.INTERRUPTED
 
 
+class Terminated(SystemExit):
+    """SIGTERM, as KeyboardInterrupt is Ctrl-C: no failure, and caught only to say what it stopped."""
+
+
 def disk_full(where: object, error: OSError) -> EnvironmentFault:
     """A full disk, said the same way wherever it strikes."""
     return EnvironmentFault(

@@ -10,7 +10,7 @@ import numpy as np
 
 from llamafork import console, proc
 from llamafork.build import store
-from llamafork.errors import Exit, UnhealthyError, UsageError
+from llamafork.errors import Exit, Interrupted, Terminated, UnhealthyError, UsageError
 from llamafork.facts.gguf_file import check_model
 from llamafork.paths import Paths, check_result, show
 from llamafork.trace import simulate
@@ -38,12 +38,37 @@ def record(ns: argparse.Namespace, paths: Paths) -> int:
     text = ["-f", ns.file] if ns.file else ["-p", ns.prompt]
     command = [build.program("llama-expert-trace"), "-m", ns.model, *text, "-n", str(ns.tokens), "-o", out, *ns.more]
     log = paths.state / "logs" / "trace.log"
+    before = _identity(out)
     with console.step(f"record {show(out.name)}"):
-        code = proc.stream(command, log=log)
+        try:
+            code = proc.stream(command, log=log)
+        except (KeyboardInterrupt, Terminated) as stop:
+            raise _stopped(out, before, Exit.TERMINATED if isinstance(stop, Terminated) else Exit.INTERRUPTED) from stop
         if code != 0:
             why = own_words(log.read_text(encoding="utf-8", errors="replace"))
             raise UnhealthyError(f"llama-expert-trace ended with {code}", why=why, do=f"see {log}")
     return _tell(out, load(out))
+
+
+def _stopped(out: Path, before: tuple[int, ...] | None, code: Exit) -> Interrupted:
+    """The program ends at a token and gives *out* its name if it had begun; nothing goes on with that."""
+    part_of(out).unlink(missing_ok=True)  # of one that did not end in time
+    if _identity(out) in (None, before):
+        return Interrupted("the recording was stopped", why="nothing is written", do="run it again", code=code)
+    return Interrupted(
+        "the recording was stopped",
+        why=f"{show(out)} has the {len(load(out))} tokens until then",
+        do="use them, or run it again with --force: it begins anew",
+        code=code,
+    )
+
+
+def _identity(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def part_of(out: Path) -> Path:

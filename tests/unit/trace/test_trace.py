@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamafork import cli
-from llamafork.errors import ModelError
+from llamafork.errors import Exit, ModelError
 from llamafork.trace import format as files
 from llamafork.trace import simulate, verbs
 from llamafork.trace.format import Trace
@@ -188,6 +191,46 @@ def test_a_recording_replaces_nothing_unasked(world: World, tmp_path: Path) -> N
         "trace", "record", str(model), str(tmp_path / "new"), "-f", str(tmp_path / "no"), *asked[2:]
     )
     assert (code, "there is no file" in err) == (2, True)
+
+
+STOPPED = """\
+#!/bin/bash
+while [ "$1" != -o ]; do shift; done
+out=$2
+trap '[ -z "$WHOLE" ] || { cp "$WHOLE" "$out.part"; mv "$out.part" "$out"; exit 130; }; exit 1' TERM
+touch "$out.part"
+kill -$SENT $ABOVE
+for _ in {1..100}; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize(("sent", "code"), [("INT", Exit.INTERRUPTED), ("TERM", Exit.TERMINATED)])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stopped_recording_says_what_there_is(
+    world: World, tmp_path: Path, sent: str, code: Exit, begun: bool
+) -> None:
+    """It is not gone on with: the next begins anew."""
+    root = world.home / "data/builds/fork-x"
+    info = {"schema": "llamafork.build/1", "key": root.name, "kind": "fork", "profile": "release", "backends": ["cpu"],
+            "targets": [], "made": 1, "tree": "t", "build": 1}  # fmt: skip
+    world.write(root / "build.json", json.dumps(info))
+    world.write(root / "bin/llama-expert-trace", STOPPED)
+    (root / "bin/llama-expert-trace").chmod(0o755)
+    model, out = tmp_path / "m.gguf", tmp_path / "t"
+    world.ok("make-model", str(model), "--layers", "1", "--embd", "32", "--ff", "32", "--vocab", "260")
+    files.save(tmp_path / "whole", trace([[0, 1], [2, 3], [4, 5]]))
+    out.write_text("of before")
+    code_of = "import os, sys; os.environ['ABOVE'] = str(os.getpid()); from llamafork import cli; sys.exit(cli.main())"
+    words = ["trace", "record", str(model), str(out), "-p", "x", "--build", root.name, "--force", "--json"]
+    env = os.environ | {"SENT": sent, "WHOLE": str(tmp_path / "whole") if begun else ""}
+    done = subprocess.run([sys.executable, "-c", code_of, *words], env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    said = json.loads(done.stdout)
+    assert said["error"] == "the recording was stopped"
+    assert said["why"] == (f"{out} has the 3 tokens until then" if begun else "nothing is written")
+    assert "go on" not in done.stderr
+    assert (out.read_text() == "of before") is not begun
+    assert not verbs.part_of(out).exists()
 
 
 def test_the_policies_of_the_command_line_are_those_there_are() -> None:
