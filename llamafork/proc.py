@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Args = Sequence[str | Path]
 POSIX = os.name == "posix"
+FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "GGML_")
 _shared: list[int] = []  # descriptors of the locks now held, for the programs started meanwhile
 
 
@@ -49,6 +50,11 @@ class Result:
 def command_line(args: Args) -> str:
     """A command as one copy-and-paste safe line, secrets hidden."""
     return shlex.join(redact_args([str(a) for a in args]))
+
+
+def plain_environment() -> dict[str, str]:
+    """Ours without what would decide, beside the arguments, what a program of llama.cpp does."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
 
 
 @contextmanager

@@ -21,13 +21,18 @@ def apart(work: Work, at: int, below: Path, sent: signal.Signals = signal.SIGKIL
 
     Returns the exit status, 0 if there are fewer changes.
     """
+    return forked(work, lambda: sys.addaudithook(_hook(at, str(below), sent)))
+
+
+def forked(work: Work, prepare: Callable[[], object]) -> int:
+    """Run *work* in a process of its own, after *prepare* there. Returns the exit status."""
     pid = os.fork()  # a new interpreter each time would cost half a minute in all
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = 99
     try:
         proc._file_lock.cache_clear()  # filelock refuses one from before the fork
-        sys.addaudithook(_hook(at, str(below), sent))
+        prepare()
         code = cli.main(work) if isinstance(work, list) else int(work() is None)
     finally:
         os._exit(code)

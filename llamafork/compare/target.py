@@ -18,8 +18,6 @@ from llamafork.errors import EnvironmentFault, UsageError
 from llamafork.paths import Paths, show
 from llamafork.run import client
 
-# What would decide the result beside the place itself.
-FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "GGML_")
 # No place is a real GPU, and upstream offloads large batches to any that it sees, -ngl 0 or not.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
@@ -132,9 +130,8 @@ def check_devices(place: Place, target: Target) -> None:
 
 def environment(place: Place, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """For a program at *place*: nothing of the user's that would change what is compared."""
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
     sim = {"GGML_SIM_DEVICES": place.devices, "GGML_SIM_CHECK": "1"} if place.devices else {}
-    return {**plain, **HIDDEN, "GGML_NO_BACKTRACE": "1", **sim, **(more or {})}
+    return {**proc.plain_environment(), **HIDDEN, "GGML_NO_BACKTRACE": "1", **sim, **(more or {})}
 
 
 @contextmanager

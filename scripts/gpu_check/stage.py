@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,8 @@ from gpu_check import programs
 from gpu_check.archive import Archive
 from gpu_check.programs import Done, Log
 from llamafork.errors import UsageError
-from llamafork.proc import Args
+from llamafork.proc import Args, plain_environment
 
-FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "GGML_")  # what would decide the result beside the check itself
 SIM_DEVICE = "mem=8G"
 
 
@@ -81,9 +79,8 @@ class Context:
 
     def environment(self, **more: str) -> dict[str, str]:
         """For a built program: nothing of the user's that would change what is measured."""
-        plain = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         sim = {"GGML_SIM_DEVICES": SIM_DEVICE} if self.options.backend == "sim" else {}
-        return {**plain, "LC_ALL": "C", "GGML_NO_BACKTRACE": "1", **sim, **more}
+        return {**plain_environment(), "LC_ALL": "C", "GGML_NO_BACKTRACE": "1", **sim, **more}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import interrupted
 import pytest
 from fake_upstream import World
 
-from llamafork import cli, proc
 from llamafork.source.git import environment
 
 NAP = 0.2  # seconds that a git whose wrapper was killed goes on for, at least
@@ -77,19 +77,14 @@ class Faults:
 
     def apart(self, at: int, sent: str, *, in_git: bool) -> int:
         """The verb in a process of its own, signalled at the *at*-th git or change of a file; its exit status."""
-        pid = os.fork()  # a new interpreter each time would cost half a minute in all
-        if pid:
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        code = 99
-        try:
-            proc._file_lock.cache_clear()  # filelock refuses one from before the fork
+
+        def prepare() -> None:
             if in_git:
                 os.environ.update(FAULT_AT=str(at), FAULT_SIGNAL=str(SIGNALS[sent]))
             else:
                 sys.addaudithook(self.count(at, SIGNALS[sent]))
-            code = cli.main(list(self.words))
-        finally:
-            os._exit(code)
+
+        return interrupted.forked(list(self.words), prepare)
 
     def count(self, at: int, sent: int) -> Callable[[str, object], None]:
         seen = 0
