@@ -1,7 +1,8 @@
 """Off means stock: the same graph, the same splits, every logit bit for bit, the same words.
 
 For each place and batch width a target runs llama-results, upstream's own tool, which decodes a text and writes all its
-logits; the scheduler's debug dump names every node, its backend and its split. Then its server completes the text.
+logits; the scheduler's debug dump names every node, its backend and its split. Then its server completes the text; of a
+model with an MTP block a second time, with drafts of that block.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamafork import proc
+from llamafork import console, proc
 from llamafork.compare.target import Place, Target, at, environment
 from llamafork.errors import UnhealthyError
+from llamafork.facts.gguf_file import check_model
 from llamafork.run import client
 
 TEXT = (
@@ -27,16 +29,18 @@ STAMP = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} [A-Z](?: |$)")
 PORT = re.compile(r"\[127\.[\d.:]*\]?")  # of an RPC server of this run, sometimes cut off
 DUMP = re.compile(r"^(## SPLIT #\d+: .*|node #.*)$")
 WORDS = 32
+ANSWER, DRAFTED = 0, -1  # in place of a width: what the server says, and what it says with drafts
+DRAFTS = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
 LAST = "writing results to"  # said after all is computed; a busy machine may cut the log before it
 TRIES = 10
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one target did at one place with one width (0: the server's completion)."""
+    """What one target did at one place with one width, or :data:`ANSWER` or :data:`DRAFTED`."""
 
-    logits: str  # hash of the file of logits; of the answer with its probabilities for width 0
-    dump: tuple[str, ...] = ()
+    logits: str  # hash of the file of logits; of the server's answer with its probabilities
+    dump: tuple[str, ...] = ()  # of the splits; with drafts, how many there were
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,16 @@ def run(
         common = ["-m", str(model), *args, "-t", "1", "-c", "512"]
         for width in widths:
             found[width] = _results(target, place, common, text, scratch, width)
-        found[0] = _answer(target, place, common, scratch)
+        found[ANSWER] = _answer(target, place, common, scratch)
+        if has_mtp(model):
+            found[DRAFTED] = _drafted(target, place, common, scratch)
     return found
+
+
+def has_mtp(model: Path) -> bool:
+    """Whether it has a block of its own to draft with."""
+    facts = check_model(model)[0]
+    return bool(facts.values.get(f"{facts.architecture}.nextn_predict_layers"))
 
 
 def _results(target: Target, place: Place, common: list[str], text: Path, scratch: Path, width: int) -> Outcome:
@@ -98,7 +110,23 @@ def _answer(target: Target, place: Place, common: list[str], scratch: Path) -> O
     with client.running(command, scratch / "server.log", env=environment(place)) as server:
         data = server.post("/completion", body)
     kept = {key: data[key] for key in ("content", "tokens", "completion_probabilities")}
-    return Outcome(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest())
+    drafts = [f"{name} {data['timings'][name]}" for name in ("draft_n", "draft_n_accepted") if name in data["timings"]]
+    return Outcome(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest(), tuple(drafts))
+
+
+def _drafted(target: Target, place: Place, common: list[str], scratch: Path) -> Outcome:
+    """Upstream has no graph for the block of some architectures: what neither can is no difference, but is told."""
+    try:
+        return _answer(target, place, [*common, *DRAFTS], scratch)
+    except UnhealthyError as error:
+        console.warn(f"{target.name} cannot draft at {place.name}: {error.why}")
+        return Outcome("no drafts")
+
+
+WORDINGS = {
+    ANSWER: ("words or their probabilities", "drafts without being asked"),
+    DRAFTED: ("words with drafts, or their probabilities", "number of drafts"),
+}
 
 
 def differences(place: Place, ours: dict[int, Outcome], theirs: dict[int, Outcome]) -> list[Difference]:
@@ -106,13 +134,13 @@ def differences(place: Place, ours: dict[int, Outcome], theirs: dict[int, Outcom
     found = []
     for width, mine in ours.items():
         other = theirs[width]
+        what, more = WORDINGS.get(width, ("logits", "splits"))
         if mine.logits != other.logits:
-            what = "logits" if width else "words or their probabilities"
             found.append(Difference(place.name, width, what, f"{mine.logits[:12]} and {other.logits[:12]}"))
-        if width and not (mine.dump and other.dump):
-            found.append(Difference(place.name, width, "splits", "a program printed no splits"))
+        if width > 0 and not (mine.dump and other.dump):
+            found.append(Difference(place.name, width, more, "a program printed no splits"))
         elif mine.dump != other.dump:
-            found.append(Difference(place.name, width, "splits", first_difference(mine.dump, other.dump)))
+            found.append(Difference(place.name, width, more, first_difference(mine.dump, other.dump)))
     return found
 
 

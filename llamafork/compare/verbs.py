@@ -111,7 +111,7 @@ def _identity(case: Case) -> Iterator[Row]:
         assert isinstance(found, list)
         step.note = report.DIFFERENT if found else report.IDENTICAL
     detail = "; ".join(
-        f"{what} at width {width}: {text}" if width else f"{what}: {text}" for width, what, text in found
+        f"{what} at width {width}: {text}" if width > 0 else f"{what}: {text}" for width, what, text in found
     )
     yield Row("identity", case.model.name, case.place.name, step.note, bool(found), detail, time.monotonic() - started)
 

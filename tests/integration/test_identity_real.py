@@ -18,6 +18,11 @@ from llamafork.synth.archs import LAYOUTS
 SMALL = ("--layers", "3", "--embd", "64", "--heads", "2", "--kv-heads", "2", "--head-dim", "32", "--ff", "32")
 SMALL += ("--experts", "16", "--used", "4", "--vocab", "300")
 EACH_AT = ("cpu", "sim", "sim2-cpu-moe", "rpc2")
+MORE_AT = ("cpu", "sim")
+MORE = {
+    "merged": ("qwen35moe", "--gate-up", "merged", "--mtp"),
+    "mixed": ("glm4moe", "--embd", "256", "--ff", "256", "--type", "Q4_K", "--layer-types", "Q6_K,IQ4_XS", "--mtp"),
+}  # beside each architecture as it is; the trained model has an MTP block whose drafts are taken
 Rows = list[dict[str, Any]]
 
 
@@ -40,25 +45,32 @@ def each(twins: tuple[Build, Build], tmp_path_factory: pytest.TempPathFactory) -
     """Of each architecture with random weights; two at a time."""
     fork, stock = twins
     folder = tmp_path_factory.mktemp("each")
-    where = [word for place in EACH_AT for word in ("--on", place)]
 
-    def rows(arch: str) -> Rows:
-        file = str(folder / f"{arch}.gguf")
-        more = ("--layers", "4") if arch == "llama4" else ()
+    def rows(name: str) -> Rows:
+        file = str(folder / f"{name}.gguf")
+        arch, *more = MORE.get(name, (name, *(("--layers", "4") if name == "llama4" else ())))
+        where = [word for place in (MORE_AT if name in MORE else EACH_AT) for word in ("--on", place)]
         llamafork("make-model", file, "--arch", arch, *SMALL, *more)
         done = llamafork("compare", fork.key, stock.key, "--model", file, *where, "--json", check=False)
         assert done.stdout, done.stderr
+        assert name not in MORE or "cannot draft" not in done.stderr
         found: Rows = json.loads(done.stdout)["rows"]
         return found
 
     with ThreadPoolExecutor(2) as pool:
-        return {arch: pool.submit(rows, arch) for arch in LAYOUTS}
+        return {name: pool.submit(rows, name) for name in (*LAYOUTS, *MORE)}
 
 
 @pytest.mark.parametrize("arch", LAYOUTS)
 def test_the_fork_is_stock_on_each_architecture(each: dict[str, Future[Rows]], arch: str) -> None:
     rows = each[arch].result()
     assert {row["place"]: row["verdict"] for row in rows} == dict.fromkeys(EACH_AT, "identical")
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_the_fork_is_stock_on_other_layouts_and_with_drafts(each: dict[str, Future[Rows]], name: str) -> None:
+    rows = each[name].result()
+    assert {row["place"]: row["verdict"] for row in rows} == dict.fromkeys(MORE_AT, "identical")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +101,8 @@ BREAK = {
     "splits": ("llama-results", '"$real" "$@" 2>&1 | grep -av "SPLIT #\\|node #"'),
     # positions that turn a little faster
     "words or their probabilities": ("llama-server", 'exec "$real" "$@" --rope-freq-base 5000'),
+    # drafts of one token: the words are the same, how they come about is not
+    "number of drafts": ("llama-server", 'exec "$real" "$@" $([[ "$*" != *draft-mtp* ]] || echo --spec-draft-n-max 1)'),
 }  # fmt: skip
 
 

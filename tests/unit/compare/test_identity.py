@@ -63,6 +63,25 @@ def test_logits_and_words_are_compared_apart() -> None:
     assert [(d.width, d.what) for d in words] == [(0, "words or their probabilities")]
 
 
+def test_drafts_are_compared_too_and_need_no_splits() -> None:
+    same = {**SAME, identity.DRAFTED: Outcome("cc", ("draft_n 31", "draft_n_accepted 20"))}
+    assert identity.differences(CPU, same, same) == []
+    for other, what in ((Outcome("cc", ("draft_n 30",)), "number of drafts"), (Outcome("cd", ()), "words with drafts")):
+        found = identity.differences(CPU, same, {**same, identity.DRAFTED: other})
+        assert what in found[0].what
+    neither = {**SAME, identity.DRAFTED: Outcome("no drafts")}
+    assert identity.differences(CPU, neither, neither) == []
+    assert identity.differences(CPU, same, neither) != []
+
+
+def test_the_models_with_a_block_to_draft_with_are_known(world: World, tmp_path: Path) -> None:
+    for name, words in (("plain", ()), ("with", ("--mtp",))):
+        file = tmp_path / f"{name}.gguf"
+        world.ok("make-model", str(file), "--arch", "glm4moe", "--layers", "2", "--embd", "64", "--ff", "32",
+                 "--vocab", "260", *words)  # fmt: skip
+        assert identity.has_mtp(file) is (name == "with")
+
+
 def test_no_dump_is_a_difference_since_nothing_was_compared() -> None:
     bare = {width: replace(outcome, dump=()) for width, outcome in SAME.items()}
     assert [d.detail for d in identity.differences(CPU, bare, bare)] == ["a program printed no splits"]
