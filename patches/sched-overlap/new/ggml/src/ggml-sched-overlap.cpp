@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+
+#include "ggml-sched-overlap-impl.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace {
+
+struct fetch {
+    ggml_tensor  * input;
+    ggml_tensor  * input_cpy;
+    ggml_backend_t backend; // of the input
+};
+
+} // namespace
+
+struct ggml_sched_overlap {
+    bool enabled = true;
+    bool inert   = false;
+
+    std::unordered_set<const ggml_tensor *> marks;
+    std::vector<int> marked;       // splits that begin with a mark, ascending
+    int              fetched = -1; // the split whose inputs were fetched early, in the graph that runs
+    std::vector<fetch> inputs;   // of that split
+    int64_t          count   = 0;
+};
+
+ggml_sched_overlap * ggml_sched_overlap_new(void) {
+    ggml_sched_overlap * ov = new ggml_sched_overlap;
+    const char * text = std::getenv("GGML_SCHED_OVERLAP");
+    ov->enabled = !text || strcmp(text, "0") != 0;
+    return ov;
+}
+
+void ggml_sched_overlap_free(ggml_sched_overlap * ov) {
+    delete ov;
+}
+
+void ggml_sched_overlap_reset(ggml_sched_overlap * ov) {
+    ov->marks.clear();
+}
+
+void ggml_sched_overlap_add(ggml_sched_overlap * ov, const ggml_tensor * node) {
+    if (ov->enabled) {
+        ov->marks.insert(node);
+    }
+}
+
+int64_t ggml_sched_overlap_count(const ggml_sched_overlap * ov) {
+    return ov->count;
+}
+
+void ggml_sched_overlap_begin(ggml_sched_overlap * ov, bool inert) {
+    ov->inert = inert;
+    ov->marked.clear();
+}
+
+bool ggml_sched_overlap_cut(ggml_sched_overlap * ov, const ggml_tensor * node, int split_id) {
+    if (ov->marks.empty() || ov->inert || ov->marks.find(node) == ov->marks.end()) {
+        return false;
+    }
+    ov->marked.push_back(split_id);
+    return true;
+}
+
+bool ggml_sched_overlap_wants(const ggml_sched_overlap * ov, int split_id) {
+    return std::binary_search(ov->marked.begin(), ov->marked.end(), split_id);
+}
+
+static const ggml_tensor * owner(const ggml_tensor * t) {
+    return t->view_src ? t->view_src : t;
+}
+
+static bool produces(const ggml_cgraph * graph, const ggml_tensor * t) {
+    return std::any_of(graph->nodes, graph->nodes + graph->n_nodes, [&](const ggml_tensor * node) { return owner(node) == owner(t); });
+}
+
+void ggml_sched_overlap_input(ggml_sched_overlap * ov, ggml_tensor * input, ggml_tensor * input_cpy, ggml_backend_t backend) {
+    ov->inputs.push_back({ input, input_cpy, backend });
+}
+
+void ggml_sched_overlap_fetch(ggml_sched_overlap * ov, ggml_sched_prof * prof, const ggml_cgraph * graph, int next_id,
+                              ggml_backend_t next_backend) {
+    const std::vector<fetch> inputs = std::move(ov->inputs);
+    ov->inputs.clear();
+    const auto ready = [&](const fetch & in) {
+        return !produces(graph, in.input) && ggml_backend_buffer_is_host(in.input_cpy->buffer);
+    };
+    if (inputs.empty() || ggml_backend_dev_type(ggml_backend_get_device(next_backend)) != GGML_BACKEND_DEVICE_TYPE_CPU ||
+        !std::all_of(inputs.begin(), inputs.end(), ready)) {
+        return;
+    }
+    ggml_backend_synchronize(next_backend); // it may still read the copies
+    for (size_t i = 0; i < inputs.size(); i++) {
+        const fetch & in = inputs[i];
+        const int64_t t_start = ggml_sched_prof_start(prof);
+        if (ggml_backend_buffer_is_host(in.input->buffer)) {
+            ggml_backend_synchronize(in.backend);
+            ggml_backend_tensor_copy(in.input, in.input_cpy);
+        } else {
+            ggml_backend_tensor_get_async(in.backend, in.input, in.input_cpy->data, 0, ggml_nbytes(in.input));
+        }
+        // one wait for all that come from one device
+        if (i + 1 == inputs.size() || inputs[i + 1].backend != in.backend) {
+            ggml_backend_synchronize(in.backend);
+        }
+        ggml_sched_prof_input(prof, next_id, in.backend, next_backend, in.input, in.input_cpy, t_start);
+    }
+    ov->fetched = next_id;
+    ov->count++;
+}
+
+bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id) {
+    const bool there = ov->fetched == split_id;
+    if (there || split_id == 0) { // a graph that failed half way may have left one
+        ov->fetched = -1;
+    }
+    return there;
+}
