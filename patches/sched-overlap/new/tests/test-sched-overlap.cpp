@@ -143,7 +143,7 @@ struct scheduler {
 
     explicit scheduler(bool parallel = false) : dev(init("SIM0")), cpu(init_cpu(1)) {
         ggml_backend_t list[] = { dev.get(), cpu.get() };
-        sched.reset(ggml_backend_sched_new(list, nullptr, 2, 4096, parallel, true));
+        sched.reset(ggml_backend_sched_new(list, nullptr, 2, 4096, parallel, /*op_offload =*/ false));
     }
 
     void alloc(const model::run & r, bool mark) {

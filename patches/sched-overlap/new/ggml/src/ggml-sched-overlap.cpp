@@ -29,8 +29,8 @@ struct ggml_sched_overlap {
     std::unordered_set<const ggml_tensor *> marks;
     std::vector<int> marked;       // splits that begin with a mark, ascending
     int              fetched = -1; // the split whose inputs were fetched early, in the graph that runs
-    std::vector<fetch> inputs;   // of that split
-    int64_t          count   = 0;
+    std::vector<fetch> inputs;     // of that split
+    int64_t          count = 0;
 };
 
 ggml_sched_overlap * ggml_sched_overlap_new(void) {
@@ -79,8 +79,16 @@ static const ggml_tensor * owner(const ggml_tensor * t) {
     return t->view_src ? t->view_src : t;
 }
 
+// a view writes nothing, an operation in place does
+static bool writes(const ggml_tensor * node) {
+    return node->op != GGML_OP_NONE && node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE &&
+           node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
+}
+
 static bool produces(const ggml_cgraph * graph, const ggml_tensor * t) {
-    return std::any_of(graph->nodes, graph->nodes + graph->n_nodes, [&](const ggml_tensor * node) { return owner(node) == owner(t); });
+    return std::any_of(graph->nodes, graph->nodes + graph->n_nodes, [&](const ggml_tensor * node) {
+        return writes(node) && owner(node) == owner(t);
+    });
 }
 
 void ggml_sched_overlap_input(ggml_sched_overlap * ov, ggml_tensor * input, ggml_tensor * input_cpy, ggml_backend_t backend) {
