@@ -21,7 +21,7 @@ PASS_THROUGH = {
 }
 BACKENDS = ("cpu", "rpc", "cuda", "vulkan", "hip", "metal", "sim")
 SUITES = ("identity", "quality", "speed")
-TRACE_POLICIES = ("lru", "lfu", "belady")
+TRACE_POLICIES = ("score", "lru", "lfu", "belady")
 PROFILES = ("release", "test", "asan", "tsan")
 
 
@@ -254,6 +254,9 @@ def _trace(at: argparse.ArgumentParser, common: Parser) -> None:
     simulate.add_argument("--policy", action="append", choices=TRACE_POLICIES, help="default: all")
     simulate.add_argument("--skip", type=_natural, default=64, metavar="N", help="tokens that fill the cache (64)")
     simulate.add_argument("--all", action="store_true", help="the prompt's tokens too, not only what was generated")
+    simulate.add_argument("--build", metavar="KEY", help="whose policy score (default: the current build's)")
+    simulate.set_defaults(more=[])
+    simulate.epilog = "Behind --: options of llama-expert-policy-sim, such as -- --delay 2 --earn 3"
 
 
 def _action(verbs: Any, common: Parser, group: str, name: str, text: str, *, call: str = "") -> argparse.ArgumentParser:

@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SIM = ("--backend", "rpc", "--backend", "sim", "-C", "-DLLAMA_BUILD_TESTS=ON")
 for _name in ("llama-server", "llama-bench", "llama-results", "ggml-rpc-server", "test-backend-ops"):
     SIM += ("--target", _name)
-# The fork has more of them: tests of its changes that need ggml only.
-OWN = ("--target", "test-sim-device", "--target", "test-mmid-skip", "--target", "test-sched-overlap")
+# The fork has more of them: tests of its changes that need ggml at most.
+OWN = ("--target", "test-sim-device", "--target", "test-mmid-skip", "--target", "test-sched-overlap",
+       "--target", "test-expert-policy")  # fmt: skip
 FORK_SIM = (*SIM, *OWN)
 PROMPT = "The expert cache keeps"
 

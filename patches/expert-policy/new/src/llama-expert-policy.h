@@ -22,7 +22,7 @@
 // over is kept for a few steps. Before both times are known, 4 uploads a step. A hit saves at most the time of a step divided by
 // its misses.
 //
-// Not thread safe. A token costs O(n_used*n_expert) for each layer, a step O(n_expert), an upload O(n_expert); memory is
+// Not thread safe. A step costs O(n_used*n_expert) for each layer, an upload O(n_expert); memory is
 // O(n_expert*n_expert) for each layer.
 
 #pragma once
