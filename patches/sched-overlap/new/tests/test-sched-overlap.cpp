@@ -122,7 +122,7 @@ struct model {
             cur = a && b ? ggml_add(ctx, a, b) : a ? a : b;
             cur = ggml_norm(ctx, cur, 1e-5f);
         }
-        r.y = ggml_scale(ctx, cur, 2.0f);
+        r.y = ggml_mul_mat(ctx, router[0], cur); // on the device: the last sum is not the CPU's
         ggml_set_output(r.y);
         ggml_build_forward_expand(r.graph, r.y);
         return r;

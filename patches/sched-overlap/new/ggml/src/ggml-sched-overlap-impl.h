@@ -27,5 +27,7 @@ void ggml_sched_overlap_input(ggml_sched_overlap * ov, ggml_tensor * input, ggml
 // Fetches them, if split next_id is the host's and graph, of the split before it, produces none of them.
 void ggml_sched_overlap_fetch(ggml_sched_overlap * ov, ggml_sched_prof * prof, const ggml_cgraph * graph, int next_id,
                               ggml_backend_t next_backend);
+// Split split_id was launched: if it has a mark, nothing of it may still be on its way to the device when the host begins.
+void ggml_sched_overlap_launched(const ggml_sched_overlap * ov, int split_id, ggml_backend_t backend);
 // Whether the inputs of split_id are there already; it is about to use them.
 bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id);

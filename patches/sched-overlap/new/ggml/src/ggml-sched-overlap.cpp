@@ -133,3 +133,15 @@ bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id) {
     }
     return there;
 }
+
+void ggml_sched_overlap_launched(const ggml_sched_overlap * ov, int split_id, ggml_backend_t backend) {
+    if (!ggml_sched_overlap_wants(ov, split_id)) {
+        return;
+    }
+    // for backends that launch from a thread of their own, which would compete with the host's for a core
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    const auto flush = (void (*)(ggml_backend_t)) ggml_backend_reg_get_proc_address(reg, "ggml_backend_flush");
+    if (flush) {
+        flush(backend);
+    }
+}
