@@ -28,7 +28,7 @@ for _name in ("llama-server", "llama-bench", "llama-results", "ggml-rpc-server",
 # The fork has more of them: tests of its changes that need ggml at most.
 OWN = ("--target", "test-sim-device", "--target", "test-mmid-skip", "--target", "test-sched-overlap",
        "--target", "test-expert-policy")  # fmt: skip
-FORK_SIM = (*SIM, *OWN)
+FORK_SIM = (*SIM, *OWN, "--target", "test-expert-cache")
 PROMPT = "The expert cache keeps"
 
 

@@ -14,7 +14,8 @@ struct llama_expert_cache::settings {
     bool    wait          = false;      // each decode waits for the uploads of the one before
     int32_t audit         = 0;          // slots of each device that are compared with their source at each idle point
     int32_t limit         = 31;         // tokens
-    int32_t fault_upload  = 0;          // tests: each such upload fails
+    int32_t fault_upload  = 0;          // tests: each such upload fails ...
+    bool    fault_lie     = false;      // ... and says that it did not
     int32_t fault_alloc   = -1;         // tests: allocations of banks from this one on fail ...
     int32_t fault_allocs  = 1;          // ... so many times
     int32_t n_allocs      = 0;

@@ -67,18 +67,26 @@ static bool device_takes(ggml_backend_dev_t dev, ggml_tensor * w, bool skip) {
     return ggml_backend_dev_supports_op(dev, mm);
 }
 
-// Tokens up to which CUDA multiplies with its mat-vec kernel on every GPU: other kernels lose rows when an id, here that
-// of the slot of zeros, comes twice in a token.
-static int32_t mat_vec_tokens(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_Q3_K:    return 5;
-        case GGML_TYPE_IQ3_S:   return 6;
-        case GGML_TYPE_Q2_K:
-        case GGML_TYPE_IQ2_S:
-        case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_MXFP4:   return 7;
-        default:                return ggml_is_quantized(type) ? 8 : 0;
+// Tokens up to which CUDA and HIP multiply with their mat-vec kernel whatever the GPU (the least of all their tables):
+// other kernels lose rows when an id, here that of the slot of zeros, comes twice in a token.
+static int32_t mat_vec_tokens(ggml_backend_dev_t dev, ggml_type type) {
+    const std::string reg = ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
+    if (reg == "RPC" || reg == "SIM") {
+        return 8; // a remote GPU takes what it would from any client
     }
+    return ggml_is_quantized(type) ? 4 : 0;
+}
+
+// Some backends bring weights into a layout of their own, when they are set or when they are first used: a slot's bytes
+// would be the source's no more.
+static bool keeps_bytes(ggml_backend_dev_t dev) {
+    const std::string reg = ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
+    for (const char * known : { "CUDA", "ROCm", "MUSA", "Vulkan", "RPC", "SIM" }) {
+        if (reg == known) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool llama_expert_cache::add_layer(int32_t il, std::string & why) {
@@ -111,6 +119,10 @@ bool llama_expert_cache::add_layer(int32_t il, std::string & why) {
         why = "the device's memory is the host's";
         return false;
     }
+    if (!keeps_bytes(dev)) {
+        why = std::string(ggml_backend_dev_name(dev)) + " may keep weights in a layout of its own";
+        return false;
+    }
     for (const ggml_tensor * w : l->weights) {
         if (ggml_backend_buffer_is_host(w->buffer)) {
             continue;
@@ -129,7 +141,7 @@ bool llama_expert_cache::add_layer(int32_t il, std::string & why) {
             return false;
         }
         if (!l->skip) {
-            l->limit = std::min(l->limit, mat_vec_tokens(w->type));
+            l->limit = std::min(l->limit, mat_vec_tokens(dev, w->type));
         }
     }
     if (l->limit < 1) {
@@ -190,6 +202,7 @@ bool llama_expert_cache::prepare() {
         turn_off(why);
         return false;
     }
+    set->policy.window = params.window;
     if (model.hparams.no_alloc) {
         why = "the model's weights are not loaded";
     } else if (model.hparams.n_expert == 0) {
@@ -332,7 +345,8 @@ int32_t llama_expert_cache::slots_in(const device & d, uint64_t bytes) const {
     for (const llama_expert_layer * l : d.layers) {
         uint64_t per_layer = l->n_expert;
         for (const ggml_tensor * w : l->weights) {
-            per_layer = std::min<uint64_t>(per_layer, max_size/w->nb[2] - !l->skip);
+            const uint64_t n = max_size/w->nb[2];
+            per_layer = std::min<uint64_t>(per_layer, n > 0 ? n - !l->skip : 0);
         }
         most = std::max(most, (int32_t) per_layer);
     }
@@ -384,7 +398,7 @@ void llama_expert_cache::size_device(device & d) {
         if (!ok && failed && attempt >= 4) {
             drop(d, failed, format("%s gave no memory for it", ggml_backend_dev_name(d.dev)));
         } else {
-            room -= std::max<uint64_t>(room/16, ok ? set->margin - free_now : 0);
+            room -= std::min<uint64_t>(room, std::max<uint64_t>(room/16 + 1, ok ? set->margin - free_now : 0));
         }
     }
 }
@@ -406,7 +420,7 @@ bool llama_expert_cache::allocate() {
         }
         d->policy = std::make_unique<llama_expert_policy>(set->policy, list);
         try {
-            d->up = std::make_unique<llama_expert_uploader>(d->dev, set->fault_upload);
+            d->up = std::make_unique<llama_expert_uploader>(d->dev, set->fault_upload, set->fault_lie);
         } catch (const std::exception & e) {
             turn_off(e.what());
             return false;

@@ -56,6 +56,7 @@ std::string llama_expert_cache::settings::read() {
         { "LLAMA_MOE_CACHE_STICKY",        number("LLAMA_MOE_CACHE_STICKY",        0, 1,       policy.sticky) },
         { "LLAMA_MOE_CACHE_DETERMINISTIC", number("LLAMA_MOE_CACHE_DETERMINISTIC", 0, 1,       policy.deterministic) },
         { "LLAMA_MOE_CACHE_FAULT_UPLOAD",  number("LLAMA_MOE_CACHE_FAULT_UPLOAD",  0, 1 << 30, fault_upload) },
+        { "LLAMA_MOE_CACHE_FAULT_LIE",     number("LLAMA_MOE_CACHE_FAULT_LIE",     0, 1,       fault_lie) },
         { "LLAMA_MOE_CACHE_FAULT_ALLOC",   number("LLAMA_MOE_CACHE_FAULT_ALLOC",  -1, 1 << 30, fault_alloc) },
         { "LLAMA_MOE_CACHE_FAULT_ALLOCS",  number("LLAMA_MOE_CACHE_FAULT_ALLOCS",  0, 1 << 30, fault_allocs) },
         { "GGML_OP_OFFLOAD_MIN_BATCH",     number("GGML_OP_OFFLOAD_MIN_BATCH",     0, 1 << 30, min_batch) },

@@ -30,8 +30,9 @@ public:
         int64_t  us; // from the first byte to the last, waiting included
     };
 
-    // fail_every: each such job stops half way, for tests (0: none). Throws if the device gives no second queue.
-    llama_expert_uploader(ggml_backend_dev_t dev, int32_t fail_every);
+    // fail_every: each such job stops half way, for tests (0: none); lie: it is called done nevertheless.
+    // Throws if the device gives no second queue.
+    llama_expert_uploader(ggml_backend_dev_t dev, int32_t fail_every, bool lie);
     ~llama_expert_uploader(); // what has not begun is dropped
 
     void push(job && j);
@@ -50,6 +51,7 @@ private:
     int                        half = 0;
 
     const int32_t fail_every;
+    const bool    lie;
     int32_t       n_jobs = 0;
 
     std::mutex              mutex;

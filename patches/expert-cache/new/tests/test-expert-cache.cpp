@@ -50,14 +50,14 @@ struct mode {
     std::map<std::string, std::string> settings;
 };
 
-static const std::vector<std::string> all_settings = { "FAULT_UPLOAD", "FAULT_ALLOC", "FAULT_ALLOCS", "POLICY", "BUDGET", "WAIT", "AUDIT",
+static const std::vector<std::string> all_settings = { "FAULT_UPLOAD", "FAULT_LIE", "FAULT_ALLOC", "FAULT_ALLOCS", "POLICY", "BUDGET", "WAIT", "AUDIT",
     "DETERMINISTIC", "STICKY", "MARGIN_MB", "MARGIN", "SWAP_FRAC" };
 
 static const std::vector<mode> modes = {
     { "none", HALF,  { { "FAULT_UPLOAD", "1" } } },                                          // no expert ever gets there
     { "swap", LEAST, { { "POLICY", "lru" }, { "BUDGET", "100000" }, { "WAIT", "1" } } },      // other experts in each step
     { "half", HALF,  { { "WAIT", "1" } } },
-    { "torn", HALF,  { { "FAULT_UPLOAD", "3" }, { "POLICY", "lru" }, { "BUDGET", "100000" } } },
+    { "torn", HALF,  { { "FAULT_UPLOAD", "3" }, { "POLICY", "lru" }, { "BUDGET", "100000" }, { "WAIT", "1" } } },
     { "late", HALF,  { { "POLICY", "lru" }, { "BUDGET", "4" } } },                           // as fast as they come
     { "all",  ALL,   { { "BUDGET", "100000" }, { "WAIT", "1" } } },
 };
