@@ -9,7 +9,12 @@ void llama_context::init_experts(const llama_expert_cache_params & params) {
     synchronize();
     const auto reserve = [&] {
         sched_need_reserve = true;
-        sched_reserve();
+        try {
+            sched_reserve();
+        } catch (const std::exception &) {
+            sched_need_reserve = true; // what it left is not whole
+            throw;
+        }
     };
     if (experts) {
         experts.reset();
@@ -42,7 +47,11 @@ const llama_expert_cache * llama_context::get_experts() const {
 }
 
 void llama_expert_cache_init(llama_context * ctx, const llama_expert_cache_params & params) {
-    ctx->init_experts(params);
+    try {
+        ctx->init_experts(params);
+    } catch (const std::exception & e) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, e.what()); // the next decode tries again, and fails with its own error
+    }
 }
 
 std::string llama_expert_cache_json(const llama_context * ctx, bool layers) {

@@ -43,8 +43,8 @@ struct llama_expert_cache::device {
     std::unique_ptr<llama_expert_policy>   policy;
     std::unique_ptr<llama_expert_uploader> up;
 
-    std::unordered_map<int32_t, llama_expert_policy::swap> in_flight; // by the job's id
-    int32_t  next_id = 0;
+    std::unordered_map<int64_t, llama_expert_policy::swap> in_flight; // by the job's id
+    int64_t  next_id = 0;
     uint64_t n_uploads = 0, n_failed = 0, n_bytes = 0;
     int64_t  us_uploads = 0;
     size_t   audit_at = 0; // slot, over all layers

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstdlib>
 #include <cstring>
 
 static constexpr double MIB = 1024.0*1024.0;
@@ -33,7 +34,7 @@ llama_expert_cache::~llama_expert_cache() {
     for (auto & d : devices) {
         d->up.reset(); // nothing writes any more
     }
-    if (set->stats) {
+    if (set->stats && !layers.empty()) {
         log_stats();
     }
 }
@@ -55,7 +56,7 @@ void llama_expert_cache::turn_off(const std::string & why) {
 //
 
 static bool device_takes(ggml_backend_dev_t dev, ggml_tensor * w, bool skip) {
-    const ggml_init_params params = { 8*ggml_tensor_overhead(), nullptr, true };
+    const ggml_init_params params = { 16*ggml_tensor_overhead(), nullptr, true };
     ggml_context_ptr ctx(ggml_init(params));
     ggml_tensor * as  = ggml_new_tensor_3d(ctx.get(), w->type, w->ne[0], w->ne[1], 4);
     ggml_tensor * b   = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], 1, 1);
@@ -64,7 +65,9 @@ static bool device_takes(ggml_backend_dev_t dev, ggml_tensor * w, bool skip) {
     if (skip) {
         ggml_mul_mat_id_set_skip(mm);
     }
-    return ggml_backend_dev_supports_op(dev, mm);
+    // and reads slots from a table
+    ggml_tensor * rows = ggml_get_rows(ctx.get(), ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 4), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 2));
+    return ggml_backend_dev_supports_op(dev, mm) && ggml_backend_dev_supports_op(dev, rows);
 }
 
 // Tokens up to which CUDA and HIP multiply with their mat-vec kernel whatever the GPU (the least of all their tables):
@@ -113,6 +116,10 @@ bool llama_expert_cache::add_layer(int32_t il, std::string & why) {
     const auto type = dev ? ggml_backend_dev_type(dev) : GGML_BACKEND_DEVICE_TYPE_CPU;
     if (type == GGML_BACKEND_DEVICE_TYPE_CPU || type == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
         why = "the layer is not on a device";
+        return false;
+    }
+    if (type == GGML_BACKEND_DEVICE_TYPE_META) {
+        why = "its tensors are split over devices (-sm tensor)";
         return false;
     }
     if (type != GGML_BACKEND_DEVICE_TYPE_GPU || ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(dev))) {
@@ -211,6 +218,8 @@ bool llama_expert_cache::prepare() {
         why = "not for a draft context";
     } else if (cparams.cb_eval) {
         why = "an evaluation callback is set, it wants to see each node as it is";
+    } else if (std::getenv("GGML_CUDA_ENABLE_UNIFIED_MEMORY")) {
+        why = "GGML_CUDA_ENABLE_UNIFIED_MEMORY makes the device's memory the host's";
     } else if (set->limit < 1) {
         why = "GGML_OP_OFFLOAD_MIN_BATCH sends all batches to the device";
     }
@@ -385,7 +394,7 @@ void llama_expert_cache::size_device(device & d) {
         size_t free_now = 0;
         const bool ok = alloc_device(d, n);
         ggml_backend_dev_memory(d.dev, &free_now, &total);
-        if (ok && (free_now >= set->margin || params.n_slots > 0)) {
+        if (ok && free_now >= set->margin) {
             d.n_slots = n;
             if (params.n_slots > 0 && n < params.n_slots && n < worst->n_expert) {
                 LLAMA_LOG_WARN("expert cache: %s: %d slots of %d asked for, more do not fit beside a margin of %.0f MiB\n",
@@ -436,7 +445,7 @@ bool llama_expert_cache::allocate() {
 
 const llama_expert_layer * llama_expert_cache::layer(const ggml_tensor * down, uint32_t n_tokens, const llama_adapter_loras * loras) const {
     const auto found = by_down.find(down);
-    if (!active || found == by_down.end() || n_tokens > (uint32_t) found->second->limit) {
+    if (!active || cparams.warmup || found == by_down.end() || n_tokens > (uint32_t) found->second->limit) {
         return nullptr;
     }
     for (const auto & lora : *loras) {

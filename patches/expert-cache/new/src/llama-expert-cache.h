@@ -95,7 +95,7 @@ public:
     // Nothing runs, and a graph of ubatch is next: what the last one used goes to the policy, what was uploaded since is
     // mapped, victims are unmapped and their uploads begin.
     // Other threads may ask for counters and json() meanwhile.
-    void idle(ggml_backend_sched_t sched, const llama_ubatch & ubatch, bool decoder, const llama_adapter_loras * loras);
+    void idle(ggml_backend_sched_t sched, const llama_ubatch & ubatch, const llama_adapter_loras * loras);
 
     std::string                 json(bool layers) const;
     llama_expert_cache_counters counters() const;
@@ -109,6 +109,7 @@ private:
     void refuse(int32_t il, const std::string & why);
     void drop(device & d, llama_expert_layer * l, const std::string & why);
     std::string reasons() const;
+    int32_t     most_tokens() const;
     llama_expert_cache_counters count() const; // with the mutex held
 
     bool    alloc_layer(llama_expert_layer & l, device & d, int32_t n_slots);
@@ -118,6 +119,7 @@ private:
     int32_t slots_in(const device & d, uint64_t bytes) const;
     void    size_device(device & d);
 
+    void time_step(const llama_ubatch & ubatch, int64_t us);
     void feed(const llama_ubatch & ubatch);
     void collect(device & d, bool & waited);
     void plan(device & d);
@@ -151,5 +153,6 @@ private:
     bool               last_used = false; // it had both branches
     int64_t            t_last    = 0;     // us, of the last idle point
     double             us_step   = 0;     // smoothed
+    int32_t            n_unusual = 0;     // steps in a row
     uint64_t           n_waits = 0, n_steps = 0, n_bypassed = 0;
 };

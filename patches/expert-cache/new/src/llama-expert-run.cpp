@@ -13,25 +13,15 @@
 // A draft that was rejected is decoded again at its position; what it chose counts less.
 static constexpr float WEIGHT_REJECTED = 0.25f;
 
-void llama_expert_cache::idle(ggml_backend_sched_t sched, const llama_ubatch & ubatch, bool decoder, const llama_adapter_loras * loras) {
+void llama_expert_cache::idle(ggml_backend_sched_t sched, const llama_ubatch & ubatch, const llama_adapter_loras * loras) {
     if (!active) {
         return;
     }
     ggml_backend_sched_synchronize(sched);
     const std::lock_guard<std::mutex> lock(mutex);
 
-    // the time from one decode to the next is what uploads may take a share of; pauses between requests are not
-    const int64_t now = ggml_time_us();
-    if (last_used && t_last > 0) {
-        const double us = (double) (now - t_last);
-        if (us_step == 0 || us < 8*us_step) {
-            us_step = us_step == 0 ? us : 0.9*us_step + 0.1*us;
-            for (auto & d : devices) {
-                d->policy->time_step(now - t_last);
-            }
-        }
-    }
     if (last_used) {
+        time_step(ubatch, ggml_time_us() - t_last);
         feed(ubatch);
     }
 
@@ -46,12 +36,13 @@ void llama_expert_cache::idle(ggml_backend_sched_t sched, const llama_ubatch & u
     }
     n_waits += waited;
 
-    bool used = false;
+    bool used = false, could = false;
     for (const auto & l : layers) {
-        used = used || (decoder && layer(l->weights.back(), ubatch.n_tokens, loras));
+        used  = used  || layer(l->weights.back(), ubatch.n_tokens, loras);
+        could = could || layer(l->weights.back(), 1, loras);
         l->n_seen = 0;
     }
-    bypass = used || ubatch.n_tokens > (uint32_t) set->limit ? "" : "an adapter changes the experts";
+    bypass = could ? "" : cparams.warmup ? "a warm-up uses all experts" : "an adapter changes the experts";
     n_steps    += used;
     n_bypassed += !used;
     last_used = used;
@@ -60,6 +51,26 @@ void llama_expert_cache::idle(ggml_backend_sched_t sched, const llama_ubatch & u
         last[i] = { ubatch.seq_id[i][0], ubatch.pos[i] };
     }
     t_last = ggml_time_us();
+}
+
+// The time from one decode to the next is what uploads may take a share of. Pauses between requests are not: those that
+// do not go on with the last, and what is far from the usual, unless it has become usual.
+void llama_expert_cache::time_step(const llama_ubatch & ubatch, int64_t us) {
+    bool goes_on = false;
+    for (uint32_t i = 0; i < ubatch.n_tokens && ubatch.n_tokens <= (uint32_t) set->limit; i++) {
+        for (const token & t : last) {
+            goes_on = goes_on || (ubatch.seq_id[i][0] == t.seq && ubatch.pos[i] <= t.pos + 1);
+        }
+    }
+    const double usual = us_step > 0 ? 8*us_step : 2e6;
+    if (!goes_on || (us > usual && ++n_unusual < 4)) {
+        return;
+    }
+    n_unusual = 0;
+    us_step   = us_step > 0 && us <= usual ? 0.9*us_step + 0.1*us : (double) us;
+    for (auto & d : devices) {
+        d->policy->time_step(us);
+    }
 }
 
 void llama_expert_cache::feed(const llama_ubatch & ubatch) {

@@ -82,7 +82,8 @@ std::string llama_expert_cache::settings::read() {
 // statistics
 //
 
-static std::string ranges(const std::vector<int32_t> & list) {
+static std::string ranges(std::vector<int32_t> list) {
+    std::sort(list.begin(), list.end());
     std::string s;
     for (size_t i = 0; i < list.size();) {
         size_t j = i;
@@ -145,7 +146,7 @@ std::string llama_expert_cache::json(bool with_layers) const {
     const llama_expert_cache_counters c = count();
     std::string s = format("{\"status\": \"%s\", \"reason\": %s", !active ? "off" : bypass.empty() ? "active" : "bypassed",
         quoted(!active ? reason : bypass).c_str());
-    s += format(", \"not_served\": %s, \"max_tokens\": %d", quoted(active ? reasons() : "").c_str(), active ? set->limit : 0);
+    s += format(", \"not_served\": %s, \"max_tokens\": %d", quoted(active ? reasons() : "").c_str(), most_tokens());
     s += format(", \"hits\": %" PRIu64 ", \"misses\": %" PRIu64 ", \"hit_rate\": %.4f, \"uploads\": %" PRIu64 ", \"uploads_failed\": %" PRIu64
         ", \"upload_bytes\": %" PRIu64 ", \"waits\": %" PRIu64 ", \"steps\": %" PRIu64 ", \"bypassed_steps\": %" PRIu64 ", \"devices\": [",
         c.hits, c.misses, share(c.hits, c.misses), c.uploads, c.failed, c.bytes, c.waits, c.steps, c.bypassed);
@@ -174,11 +175,22 @@ std::string llama_expert_cache::json(bool with_layers) const {
     return s + "}";
 }
 
+int32_t llama_expert_cache::most_tokens() const {
+    int32_t most = 0;
+    for (const auto & l : layers) {
+        most = std::max(most, l->limit);
+    }
+    return most;
+}
+
 void llama_expert_cache::log_start() const {
     for (const auto & d : devices) {
         uint64_t bytes = 0, slots = 0, experts = 0;
+        int32_t limit = 0, zeros = 0;
         std::vector<int32_t> list;
         for (const llama_expert_layer * l : d->layers) {
+            limit    = std::max(limit, l->limit);
+            zeros   += !l->skip;
             bytes   += ggml_backend_buffer_get_size(l->buf.get());
             slots   += l->n_slots;
             experts += l->n_expert;
@@ -186,7 +198,7 @@ void llama_expert_cache::log_start() const {
         }
         LLAMA_LOG_INFO("expert cache: %s: %d slots in each of %zu layers (%s), %.1f %% of their experts, %.1f MiB of %.1f MiB free, margin %.0f MiB, "
             "up to %d tokens%s\n", ggml_backend_dev_name(d->dev), d->n_slots, d->layers.size(), ranges(list).c_str(), 100.0*slots/experts,
-            bytes/MIB, d->free/MIB, set->margin/MIB, d->layers.front()->limit, d->layers.front()->skip ? "" : ", misses read a slot of zeros");
+            bytes/MIB, d->free/MIB, set->margin/MIB, limit, zeros ? ", misses read a slot of zeros" : "");
     }
     if (!refused.empty()) {
         LLAMA_LOG_WARN("expert cache: not served: %s\n", reasons().c_str());

@@ -49,7 +49,9 @@ std::vector<llama_expert_uploader::result> llama_expert_uploader::poll(bool wait
     if (pending) {
         done.wait(lock, [&] { return !busy && queue.empty(); });
     }
-    return std::move(results);
+    std::vector<result> list;
+    list.swap(results);
+    return list;
 }
 
 void llama_expert_uploader::run() {

@@ -20,11 +20,11 @@ public:
         size_t              src_offset, dst_offset, size; // bytes
     };
     struct job {
-        int32_t           id;
+        int64_t           id;
         std::vector<part> parts;
     };
     struct result {
-        int32_t  id;
+        int64_t  id;
         bool     ok;
         uint64_t bytes;
         int64_t  us; // from the first byte to the last, waiting included
