@@ -146,7 +146,7 @@ std::string llama_expert_cache::json(bool with_layers) const {
     const llama_expert_cache_counters c = count();
     std::string s = format("{\"status\": \"%s\", \"reason\": %s", !active ? "off" : bypass.empty() ? "active" : "bypassed",
         quoted(!active ? reason : bypass).c_str());
-    s += format(", \"not_served\": %s, \"max_tokens\": %d", quoted(active ? reasons() : "").c_str(), most_tokens());
+    s += format(", \"window\": %d, \"not_served\": %s, \"max_tokens\": %d", set->policy.window, quoted(active ? reasons() : "").c_str(), most_tokens());
     s += format(", \"hits\": %" PRIu64 ", \"misses\": %" PRIu64 ", \"hit_rate\": %.4f, \"uploads\": %" PRIu64 ", \"uploads_failed\": %" PRIu64
         ", \"upload_bytes\": %" PRIu64 ", \"waits\": %" PRIu64 ", \"steps\": %" PRIu64 ", \"bypassed_steps\": %" PRIu64 ", \"devices\": [",
         c.hits, c.misses, share(c.hits, c.misses), c.uploads, c.failed, c.bytes, c.waits, c.steps, c.bypassed);
