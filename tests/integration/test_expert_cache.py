@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from real_builds import find, rpc, tests_of
 from test_models_real import CASES, SMALL, WANTED, Case
@@ -128,6 +130,16 @@ class TestByValue:
     def test_as_servers_use_it(self, build: Build, model: Path, case: str) -> None:
         equal(run(build, case, model))
 
+    def test_two_threads_of_the_host(self, build: Build, model: Path) -> None:
+        equal(run(build, "mixed", model, "-t", "2"))
+
+    @pytest.mark.parametrize("case", [TRAINED, CASES[2], CASES[3], CASES[5]], ids=str)
+    def test_the_shared_expert_beside_the_misses_or_behind_them(
+        self, build: Build, made: Callable[[Case | str], Path], case: Case | str
+    ) -> None:
+        """The other order of nodes; the cases above have it in the device's branch."""
+        equal(run(build, "mixed", made(case), LLAMA_MOE_CACHE_SHARED="0"))
+
     def test_some_layers_on_the_device_or_on_the_host(self, build: Build, model: Path) -> None:
         plain = run(build, "mixed", model).lines[0]["cache"]
         some = run(build, "mixed", model, "-ncmoe", "3", "-ngl", "5")
@@ -204,6 +216,10 @@ class TestHostile:
 class TestReasons:
     """Off, and why: one line, in the log and in /props."""
 
+    def test_off_and_on_again(self, build: Build, model: Path) -> None:
+        ran = run(build, "reasons", model)
+        assert ran.code == 0, ran.log[-4000:]
+
     @pytest.mark.parametrize(
         ("words", "env", "why"),
         [
@@ -259,6 +275,25 @@ def served(
             yield server, log
 
 
+def adapter(path: Path, model: Path, tensor: str) -> Path:
+    """A LoRA adapter of rank 1 for one tensor of the model's routed experts."""
+    reader = gguf.GGUFReader(model)
+    base = next(t for t in reader.tensors if t.name == tensor)
+    columns, rows, experts = (int(n) for n in base.shape)
+    writer = gguf.GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    random = np.random.default_rng(1)
+    writer.add_tensor(f"{tensor}.lora_a", random.normal(size=(experts, 1, columns)).astype(np.float32))
+    writer.add_tensor(f"{tensor}.lora_b", random.normal(size=(experts, rows, 1)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 class TestServer:
     TEXT = "The expert cache keeps"
 
@@ -285,6 +320,22 @@ class TestServer:
         assert props["hits"] + props["misses"] == int(metrics["hits_total"]) + int(metrics["misses_total"])
         assert props["hits"] > 0
         assert int(metrics["steps_total"]) >= 47
+
+    def test_an_adapter_of_experts_takes_its_layer_out(self, build: Build, model: Path, tmp_path: Path) -> None:
+        """While it is on; the other layers are served, and its layer is again when it is off."""
+        lora = adapter(tmp_path / "lora.gguf", model, "blk.2.ffn_down_exps.weight")
+        words = ("-ngl", "99", "-cmoe", "--lora", str(lora))
+        answers: dict[str, list[list[int]]] = {"0": [], "8": []}
+        for slots, found in answers.items():
+            cache = ("--moe-expert-cache", slots)
+            with served(build, model, *words, *cache, LLAMA_MOE_CACHE_MARGIN_MB="0") as (server, _):
+                for scale in (1.0, 0.0, 1.0):
+                    body = [{"id": 0, "scale": scale}]
+                    server.session.post(server.url + "/lora-adapters", json=body, timeout=30).raise_for_status()
+                    found.append(self.ask(server, self.TEXT)["tokens"])
+                assert (server.get("/props")["moe_cache"]["status"] == "active") == (slots == "8")
+        assert answers["0"] == answers["8"]
+        assert answers["0"][0] == answers["0"][2] != answers["0"][1]
 
     def test_drafts_and_their_context(self, build: Build, model: Path) -> None:
         """The MTP context on the same model has no cache and takes none away."""
