@@ -3,9 +3,11 @@
 #include "expert-cache.h"
 
 #include "common.h"
+#include "log.h"
 #include "../src/llama-expert-ext.h"
 
 #include <mutex>
+#include <string>
 
 static constexpr int64_t UPDATE_US = 250*1000;
 
@@ -18,6 +20,11 @@ void common_expert_cache_init(const common_params & params, llama_context * ctx)
     cache.window  = params.expert_window;
     llama_expert_cache_init(ctx, cache);
     common_expert_cache_update(ctx);
+    for (const std::string & line : string_split(llama_expert_cache_summary(ctx), "\n")) {
+        if (!line.empty()) {
+            LOG_INF("%s\n", line.c_str());
+        }
+    }
 }
 
 void common_expert_cache_update(const llama_context * ctx, bool now) {
@@ -36,16 +43,23 @@ std::string common_expert_cache_status() {
     return status_json;
 }
 
-std::vector<common_expert_cache_metric> common_expert_cache_metrics(const llama_context * ctx) {
+std::string common_expert_cache_metrics(const llama_context * ctx) {
     const llama_expert_cache_counters c = llama_expert_cache_count(ctx);
-    return {
-        { "moe_cache_hits_total",           "Expert cache: experts of a token that were in a slot",       (double) c.hits },
-        { "moe_cache_misses_total",         "Expert cache: experts of a token that the host computed",    (double) c.misses },
-        { "moe_cache_uploads_total",        "Expert cache: experts that were copied to a device",         (double) c.uploads },
-        { "moe_cache_uploads_failed_total", "Expert cache: copies that failed",                           (double) c.failed },
-        { "moe_cache_upload_bytes_total",   "Expert cache: bytes that were copied to devices",            (double) c.bytes },
-        { "moe_cache_waits_total",          "Expert cache: decodes that waited for copies",               (double) c.waits },
-        { "moe_cache_steps_total",          "Expert cache: decodes that used it",                         (double) c.steps },
-        { "moe_cache_bypassed_steps_total", "Expert cache: decodes that did not, of more tokens or none", (double) c.bypassed },
+    struct { const char * name; const char * description; uint64_t value; } const all[] = {
+        { "hits",           "experts of a token that were in a slot",       c.hits },
+        { "misses",         "experts of a token that the host computed",    c.misses },
+        { "uploads",        "experts that were copied to a device",         c.uploads },
+        { "uploads_failed", "copies that failed",                           c.failed },
+        { "upload_bytes",   "bytes that were copied to devices",            c.bytes },
+        { "waits",          "decodes that waited for copies",               c.waits },
+        { "steps",          "decodes that used it",                         c.steps },
+        { "bypassed_steps", "decodes that did not, of more tokens or none", c.bypassed },
     };
+    std::string text;
+    for (const auto & m : all) {
+        const std::string name = std::string("llamacpp:moe_cache_") + m.name + "_total";
+        text += "# HELP " + name + " Expert cache: " + m.description + "\n# TYPE " + name + " counter\n" +
+                name + " " + std::to_string(m.value) + "\n";
+    }
+    return text;
 }

@@ -4,7 +4,6 @@
 #include "llama.h"
 
 #include <string>
-#include <vector>
 
 struct common_params;
 
@@ -15,9 +14,5 @@ void common_expert_cache_init(const common_params & params, llama_context * ctx)
 void        common_expert_cache_update(const llama_context * ctx, bool now = true); // now: false: if it is some time ago
 std::string common_expert_cache_status();
 
-struct common_expert_cache_metric {
-    const char * name;
-    const char * description;
-    double       value;
-};
-std::vector<common_expert_cache_metric> common_expert_cache_metrics(const llama_context * ctx);
+// Its counters as Prometheus reads them.
+std::string common_expert_cache_metrics(const llama_context * ctx);

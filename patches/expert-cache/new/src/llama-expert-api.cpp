@@ -54,6 +54,11 @@ void llama_expert_cache_init(llama_context * ctx, const llama_expert_cache_param
     }
 }
 
+std::string llama_expert_cache_summary(const llama_context * ctx) {
+    const llama_expert_cache * experts = ctx->get_experts();
+    return experts ? experts->summary() : "";
+}
+
 std::string llama_expert_cache_json(const llama_context * ctx, bool layers) {
     const llama_expert_cache * experts = ctx->get_experts();
     return experts ? experts->json(layers) : "{\"status\": \"off\", \"reason\": \"not asked for (--moe-expert-cache N)\"}";

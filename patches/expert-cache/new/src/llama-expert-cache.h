@@ -97,6 +97,7 @@ public:
     // Other threads may ask for counters and json() meanwhile.
     void idle(ggml_backend_sched_t sched, const llama_ubatch & ubatch, const llama_adapter_loras * loras);
 
+    std::string                 summary() const;
     std::string                 json(bool layers) const;
     llama_expert_cache_counters counters() const;
     std::map<ggml_backend_buffer_type_t, size_t> memory() const;
@@ -127,7 +128,6 @@ private:
     void publish(device & d);
     void audit(device & d);
 
-    void log_start() const;
     void log_stats() const;
 
     mutable std::mutex mutex; // of what counters and json() read

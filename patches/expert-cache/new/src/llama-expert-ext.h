@@ -21,6 +21,9 @@ struct llama_expert_cache_params {
 // cannot serve; llama_expert_cache_json() says why.
 LLAMA_API void llama_expert_cache_init(llama_context * ctx, const llama_expert_cache_params & params);
 
+// A line for each device that has slots, and one for the layers that are not served; empty when it is off.
+LLAMA_API std::string llama_expert_cache_summary(const llama_context * ctx);
+
 // {"status": "active" | "off" | "bypassed", "reason": ..., "devices": [...], "layers": [...], counters}
 LLAMA_API std::string llama_expert_cache_json(const llama_context * ctx, bool layers = false);
 

@@ -203,6 +203,5 @@ bool llama_expert_cache::allocate() {
             return false;
         }
     }
-    log_start();
     return true;
 }

@@ -183,7 +183,8 @@ int32_t llama_expert_cache::most_tokens() const {
     return most;
 }
 
-void llama_expert_cache::log_start() const {
+std::string llama_expert_cache::summary() const {
+    std::string text;
     for (const auto & d : devices) {
         uint64_t bytes = 0, slots = 0, experts = 0;
         int32_t limit = 0, zeros = 0;
@@ -196,22 +197,23 @@ void llama_expert_cache::log_start() const {
             experts += l->n_expert;
             list.push_back(l->il);
         }
-        LLAMA_LOG_INFO("expert cache: %s: %d slots in each of %zu layers (%s), %.1f %% of their experts, %.1f MiB of %.1f MiB free, margin %.0f MiB, "
+        text += format("expert cache: %s: %d slots in each of %zu layers (%s), %.1f %% of their experts, %.1f MiB of %.1f MiB free, margin %.0f MiB, "
             "up to %d tokens%s\n", ggml_backend_dev_name(d->dev), d->n_slots, d->layers.size(), ranges(list).c_str(), 100.0*slots/experts,
             bytes/MIB, d->free/MIB, set->margin/MIB, limit, zeros ? ", misses read a slot of zeros" : "");
     }
-    if (!refused.empty()) {
-        LLAMA_LOG_WARN("expert cache: not served: %s\n", reasons().c_str());
+    if (active && !refused.empty()) {
+        text += "expert cache: not served: " + reasons() + "\n";
     }
+    return text;
 }
 
 void llama_expert_cache::log_stats() const {
     const llama_expert_cache_counters c = count();
-    LLAMA_LOG_INFO("expert cache: %.1f %% hits, %" PRIu64 " uploads (%.1f hits each, %.1f MiB), %" PRIu64 " failed, %" PRIu64 " waits, "
+    LLAMA_LOG_WARN("expert cache: %.1f %% hits, %" PRIu64 " uploads (%.1f hits each, %.1f MiB), %" PRIu64 " failed, %" PRIu64 " waits, "
         "%" PRIu64 " decodes with it, %" PRIu64 " without\n", 100*share(c.hits, c.misses), c.uploads, c.uploads ? (double) c.hits/c.uploads : 0.0,
         c.bytes/MIB, c.failed, c.waits, c.steps, c.bypassed);
     for (const auto & l : layers) {
-        LLAMA_LOG_INFO("expert cache: layer %3d: %4d of %4d experts, %5.1f %% hits of %" PRIu64 "\n", l->il, l->n_slots, l->n_expert,
+        LLAMA_LOG_WARN("expert cache: layer %3d: %4d of %4d experts, %5.1f %% hits of %" PRIu64 "\n", l->il, l->n_slots, l->n_expert,
             100*share(l->hits, l->misses), l->hits + l->misses);
     }
 }
