@@ -36,7 +36,7 @@ struct llama_expert_policy_params {
 
     kind    type          = SCORE; // LRU: every miss comes in, in place of what was used longest ago, within the budget (to compare with)
     int32_t window        = 64;    // tokens
-    float   margin        = 0.5f;  // how far, in uses, a newcomer has to lead its victim
+    float   margin        = 1.0f;  // how far, in uses, a newcomer has to lead its victim
     float   swap_frac     = 0.25f; // uploads take at most this share of the measured time of steps
     float   sticky        = 0.0f;  // share of a layer's slots reserved for its most used experts since the start (not evicted)
     int32_t budget        = 0;     // most uploads in a step, over all layers; 0: from measured times
