@@ -333,9 +333,9 @@ static void test_budget() {
     CHECK(b.pol.plan().size() <= 3); // what is left over is kept for a few steps only
 }
 
-// two experts in turns, one slot: a newcomer leads as soon as the topic changes
 static int swaps_when_an_upload_takes(int64_t us) {
     params p;
+    p.swap_frac = 1e6f; // the budget refuses nothing
     bed b(p, same(1, 64, 8, 1000));
     router r(64, 4, 8, 0.0, 5);
     int n = 0;
@@ -375,17 +375,22 @@ static void test_topic_switch() {
     }
 }
 
-static void test_noise() { // nothing to win: little is uploaded
-    params p;
-    p.budget = 1 << 30;
-    bed b(p, same(2, 64, 16));
-    router r(64, 4, 1, 0, 9);
-    b.rate(r, 500);
-    const double u = b.uploads, h = b.hits;
-    const double rate = b.rate(r, 2000);
-    fprintf(stderr, "noise: %.3f hits (chance 0.25), %.1f hits an upload\n", rate, (b.hits - h)/(b.uploads - u));
-    CHECK(rate > 0.23 && rate < 0.27);
-    CHECK((b.hits - h)/(b.uploads - u) >= 5.7);
+static void test_price() { // without it noise alone makes an upload for each hit or two
+    for (const float earn : { 0.0f, 6.0f }) {
+        params p;
+        p.budget = 1 << 30;
+        p.margin = 0.0f;
+        p.earn   = earn;
+        bed b(p, same(2, 64, 16));
+        router r(64, 4, 1, 0, 9);
+        b.rate(r, 500);
+        const double u = b.uploads, h = b.hits;
+        const double rate = b.rate(r, 2000);
+        const double each = (b.hits - h)/(b.uploads - u);
+        fprintf(stderr, "noise, earn %.0f: %.3f hits (chance 0.25), %.1f hits an upload\n", earn, rate, each);
+        CHECK(rate > 0.23 && rate < 0.27);
+        CHECK(earn > 0.0f ? each >= 5.7 : each < 4.0);
+    }
 }
 
 static void test_sticky() {
@@ -418,7 +423,7 @@ static void test_drafts() { // what rejected drafts used counts less
         }
     }
     CHECK(pol.slot(0, 0) >= 0 && pol.slot(0, 1) >= 0);
-    CHECK(pol.score(0, 0) > 2*pol.score(0, 2));
+    CHECK(pol.score(0, 0) > 5*pol.score(0, 2));
 }
 
 int main(int argc, char ** argv) {
@@ -433,7 +438,7 @@ int main(int argc, char ** argv) {
         { "budget",        test_budget        },
         { "pay-back",      test_pay_back      },
         { "topic-switch",  test_topic_switch  },
-        { "noise",         test_noise         },
+        { "price",         test_price         },
         { "sticky",        test_sticky        },
         { "drafts",        test_drafts        },
     };
