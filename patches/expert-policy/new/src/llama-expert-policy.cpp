@@ -13,8 +13,10 @@ static const double  CARRY         = 4.0;    // steps whose unused share of the 
 static const int32_t IN_FLIGHT_MAX = 256;    // uploads, when they are bounded by time alone
 static const double  SMOOTH        = 1.0/16;
 
+namespace {
+
 // a running mean of what is divided: sum of amounts and sum of counts fade alike
-struct llama_expert_rate {
+struct smoothed_rate {
     double amount = 0.0;
     double count  = 0.0;
 
@@ -26,7 +28,7 @@ struct llama_expert_rate {
     double get() const { return count > 0.0 ? amount/count : 0.0; }
 };
 
-struct llama_expert_layer {
+struct layer_state {
     llama_expert_policy::layer  shape;
     llama_expert_policy::counts n = {};
 
@@ -55,7 +57,7 @@ struct llama_expert_layer {
     void stick(int32_t n);
 };
 
-void llama_expert_layer::init(const llama_expert_policy::layer & s) {
+void layer_state::init(const llama_expert_policy::layer & s) {
     shape = s;
     shape.n_expert = std::max(0, s.n_expert);
     shape.n_slots  = std::max(0, std::min(s.n_slots, shape.n_expert));
@@ -71,7 +73,7 @@ void llama_expert_layer::init(const llama_expert_policy::layer & s) {
 }
 
 // the n most used ones are not evicted
-void llama_expert_layer::stick(int32_t n) {
+void layer_state::stick(int32_t n) {
     scratch.resize(shape.n_expert);
     for (int32_t e = 0; e < shape.n_expert; e++) {
         scratch[e] = e;
@@ -86,17 +88,19 @@ void llama_expert_layer::stick(int32_t n) {
     }
 }
 
+} // namespace
+
 struct llama_expert_policy::impl {
     llama_expert_policy_params params;
-    std::vector<llama_expert_layer> layers;
+    std::vector<layer_state> layers;
 
     int64_t  n_tokens = 0;
     int64_t  n_steps  = 0;
     uint64_t n_uses   = 0;
 
-    llama_expert_rate us_step;   // per step
-    llama_expert_rate us_byte;   // per byte
-    llama_expert_rate n_misses;  // per step, over all layers
+    smoothed_rate us_step;   // per step
+    smoothed_rate us_byte;   // per byte
+    smoothed_rate n_misses;  // per step, over all layers
     double  credit    = 0.0;     // us of the link that uploads may take
     int32_t in_flight = 0;
     size_t  first     = 0;       // layer that is asked first
@@ -104,14 +108,14 @@ struct llama_expert_policy::impl {
     bool score() const { return params.type == llama_expert_policy_params::SCORE; }
     bool timed() const { return params.budget <= 0 && !params.deterministic && us_step.get() > 0.0 && us_byte.get() > 0.0; }
 
-    float lead(const llama_expert_layer & l) const;
-    bool  can_go(const llama_expert_layer & l, int32_t slot) const;
-    bool  pick(llama_expert_layer & l, int32_t il, swap & s) const;
-    void  take(llama_expert_layer & l, const swap & s);
+    float lead(const layer_state & l) const;
+    bool  can_go(const layer_state & l, int32_t slot) const;
+    bool  pick(layer_state & l, int32_t il, swap & s) const;
+    void  take(layer_state & l, const swap & s);
 };
 
 // uses by which a newcomer has to lead its victim
-float llama_expert_policy::impl::lead(const llama_expert_layer & l) const {
+float llama_expert_policy::impl::lead(const layer_state & l) const {
     if (params.deterministic) {
         return MARGIN_FIXED;
     }
@@ -123,7 +127,7 @@ float llama_expert_policy::impl::lead(const llama_expert_layer & l) const {
     return out;
 }
 
-bool llama_expert_policy::impl::can_go(const llama_expert_layer & l, int32_t slot) const {
+bool llama_expert_policy::impl::can_go(const layer_state & l, int32_t slot) const {
     const int32_t e = l.expert[slot];
     if (e < 0 || l.coming[e]) {
         return false;
@@ -132,7 +136,7 @@ bool llama_expert_policy::impl::can_go(const llama_expert_layer & l, int32_t slo
 }
 
 // the layer's best swap, if it is worth one
-bool llama_expert_policy::impl::pick(llama_expert_layer & l, int32_t il, swap & s) const {
+bool llama_expert_policy::impl::pick(layer_state & l, int32_t il, swap & s) const {
     const auto before = [&](int32_t a, int32_t b) { // a is worth more
         if (!score()) {
             return l.last[a] > l.last[b];
@@ -170,7 +174,7 @@ bool llama_expert_policy::impl::pick(llama_expert_layer & l, int32_t il, swap & 
     return l.sticks[s.expert] || l.score->score[s.expert] > l.score->score[s.victim] + lead(l);
 }
 
-void llama_expert_policy::impl::take(llama_expert_layer & l, const swap & s) {
+void llama_expert_policy::impl::take(layer_state & l, const swap & s) {
     if (s.victim >= 0) {
         l.slot[s.victim] = -1;
         l.price += params.earn > 0.0f ? PRICE_STEP : 0.0f;
@@ -199,7 +203,7 @@ llama_expert_policy::llama_expert_policy(const llama_expert_policy_params & para
 llama_expert_policy::~llama_expert_policy() = default;
 
 void llama_expert_policy::use(int32_t layer, const int32_t * ids, int32_t n_used, float weight) {
-    llama_expert_layer & l = self->layers[layer];
+    layer_state & l = self->layers[layer];
     l.scratch.clear();
     for (int32_t i = 0; i < n_used; i++) {
         const int32_t e = ids[i];
@@ -269,7 +273,7 @@ std::vector<llama_expert_policy::swap> llama_expert_policy::plan() {
     size_t il   = p.first % p.layers.size();
     size_t left = p.layers.size();
     for (; (int32_t) out.size() < most && left > 0; il = (il + 1) % p.layers.size()) {
-        llama_expert_layer & l = p.layers[il];
+        layer_state & l = p.layers[il];
         const double cost = timed ? upload_us(l.shape.bytes) : 0.0;
         swap s;
         if (l.done) {
@@ -297,14 +301,14 @@ std::vector<llama_expert_policy::swap> llama_expert_policy::plan() {
 }
 
 void llama_expert_policy::landed(const swap & s) {
-    llama_expert_layer & l = self->layers[s.layer];
+    layer_state & l = self->layers[s.layer];
     l.coming[s.expert] = 0;
     l.slot[s.expert]   = s.slot;
     self->in_flight--;
 }
 
 void llama_expert_policy::failed(const swap & s) {
-    llama_expert_layer & l = self->layers[s.layer];
+    layer_state & l = self->layers[s.layer];
     l.coming[s.expert] = 0;
     l.expert[s.slot]   = -1;
     l.wait[s.expert]   = self->n_tokens + self->params.window;
@@ -325,12 +329,12 @@ void llama_expert_policy::time_upload(uint64_t bytes, int64_t us) {
 }
 
 int32_t llama_expert_policy::slot(int32_t layer, int32_t expert) const {
-    const llama_expert_layer & l = self->layers[layer];
+    const layer_state & l = self->layers[layer];
     return expert >= 0 && expert < l.shape.n_expert ? l.slot[expert] : -1;
 }
 
 int32_t llama_expert_policy::expert(int32_t layer, int32_t slot) const {
-    const llama_expert_layer & l = self->layers[layer];
+    const layer_state & l = self->layers[layer];
     const int32_t e = slot >= 0 && slot < l.shape.n_slots ? l.expert[slot] : -1;
     return e >= 0 && !l.coming[e] ? e : -1;
 }

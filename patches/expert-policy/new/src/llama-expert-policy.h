@@ -65,7 +65,7 @@ public:
     void step(int32_t n_tokens);
 
     // uploads to begin now; victims are unmapped from here on, slots are in flight
-    // deterministic: all swaps of the last plan have landed or failed before the uses of the next step are told
+    // deterministic: all swaps of the last plan have landed or failed before the next one is asked for
     std::vector<swap> plan();
 
     void landed(const swap & s); // all its bytes are there: mapped
