@@ -12,6 +12,9 @@
 // the second begins when the first is over. Where the graph's builder marks the first node of the device's branch, the
 // scheduler begins a split there and fetches the inputs of the CPU split behind it before it launches the device's.
 //
+// The CPU's result is sent in the order of the device's queue. It may still be on its way when the graph returns: with
+// marks, ggml_backend_sched_synchronize() comes before the inputs of the next graph are written.
+//
 // Without marks nothing is done. Marks have no effect with pipeline parallelism, under an eval callback, and with
 // GGML_SCHED_OVERLAP=0.
 

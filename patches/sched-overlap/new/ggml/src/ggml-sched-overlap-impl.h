@@ -29,5 +29,9 @@ void ggml_sched_overlap_fetch(ggml_sched_overlap * ov, ggml_sched_prof * prof, c
                               ggml_backend_t next_backend);
 // Split split_id was launched: if it has a mark, nothing of it may still be on its way to the device when the host begins.
 void ggml_sched_overlap_launched(const ggml_sched_overlap * ov, int split_id, ggml_backend_t backend);
-// Whether the inputs of split_id are there already; it is about to use them.
-bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id);
+// Whether the inputs of split_id are there already; it is about to use them. Before a split of the host all that was sent
+// from its memory has left.
+bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id, ggml_backend_t backend);
+// The split behind the host's: sends the host's result in the order of the device's queue. false: not this one
+bool ggml_sched_overlap_send(ggml_sched_overlap * ov, int split_id, ggml_backend_t input_backend, ggml_backend_t backend,
+                             const ggml_tensor * input, ggml_tensor * input_cpy);

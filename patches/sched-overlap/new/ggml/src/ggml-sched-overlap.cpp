@@ -31,6 +31,9 @@ struct ggml_sched_overlap {
     int              fetched = -1; // the split whose inputs were fetched early, in the graph that runs
     std::vector<fetch> inputs;     // of that split
     int64_t          count = 0;
+
+    int                         joined = -1; // the split behind the host's whose inputs were fetched early
+    std::vector<ggml_backend_t> sending;     // may still read the host's memory
 };
 
 ggml_sched_overlap * ggml_sched_overlap_new(void) {
@@ -75,6 +78,10 @@ bool ggml_sched_overlap_wants(const ggml_sched_overlap * ov, int split_id) {
     return std::binary_search(ov->marked.begin(), ov->marked.end(), split_id);
 }
 
+static bool is_cpu(ggml_backend_t backend) {
+    return ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
 static const ggml_tensor * owner(const ggml_tensor * t) {
     return t->view_src ? t->view_src : t;
 }
@@ -102,10 +109,16 @@ void ggml_sched_overlap_fetch(ggml_sched_overlap * ov, ggml_sched_prof * prof, c
     const auto ready = [&](const fetch & in) {
         return !produces(graph, in.input) && ggml_backend_buffer_is_host(in.input_cpy->buffer);
     };
-    if (inputs.empty() || ggml_backend_dev_type(ggml_backend_get_device(next_backend)) != GGML_BACKEND_DEVICE_TYPE_CPU ||
-        !std::all_of(inputs.begin(), inputs.end(), ready)) {
+    if (inputs.empty() || !is_cpu(next_backend) || !std::all_of(inputs.begin(), inputs.end(), ready)) {
         return;
     }
+    // what is fetched may lie where a result was that is still being sent; behind each other in one queue they are in order
+    for (ggml_backend_t backend : ov->sending) {
+        if (!std::all_of(inputs.begin(), inputs.end(), [&](const fetch & in) { return in.backend == backend; })) {
+            ggml_backend_synchronize(backend);
+        }
+    }
+    ov->sending.clear();
     ggml_backend_synchronize(next_backend); // it may still read the copies
     for (size_t i = 0; i < inputs.size(); i++) {
         const fetch & in = inputs[i];
@@ -126,12 +139,37 @@ void ggml_sched_overlap_fetch(ggml_sched_overlap * ov, ggml_sched_prof * prof, c
     ov->count++;
 }
 
-bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id) {
+static void settle(ggml_sched_overlap * ov) {
+    for (ggml_backend_t backend : ov->sending) {
+        ggml_backend_synchronize(backend);
+    }
+    ov->sending.clear();
+}
+
+bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id, ggml_backend_t backend) {
     const bool there = ov->fetched == split_id;
     if (there || split_id == 0) { // a graph that failed half way may have left one
         ov->fetched = -1;
+        ov->joined  = there ? split_id + 1 : -1;
+    }
+    if (!there && !ov->sending.empty() && is_cpu(backend)) {
+        settle(ov);
     }
     return there;
+}
+
+bool ggml_sched_overlap_send(ggml_sched_overlap * ov, int split_id, ggml_backend_t input_backend, ggml_backend_t backend,
+                             const ggml_tensor * input, ggml_tensor * input_cpy) {
+    if (ov->joined != split_id || !is_cpu(input_backend) || !backend->iface.set_tensor_async ||
+        !ggml_backend_buffer_is_host(input->buffer) || ggml_backend_buffer_get_usage(input->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS) {
+        return false;
+    }
+    ggml_backend_synchronize(input_backend);
+    ggml_backend_tensor_set_async(backend, input_cpy, input->data, 0, ggml_nbytes(input));
+    if (std::find(ov->sending.begin(), ov->sending.end(), backend) == ov->sending.end()) {
+        ov->sending.push_back(backend);
+    }
+    return true;
 }
 
 void ggml_sched_overlap_launched(const ggml_sched_overlap * ov, int split_id, ggml_backend_t backend) {
