@@ -11,6 +11,8 @@ from real_builds import tests_of
 
 from llamafork.build.store import Build
 
+SIM = "lat=5us"
+
 
 @pytest.fixture(scope="module", params=["release", "asan", "tsan"])
 def tool(request: pytest.FixtureRequest) -> Build:
@@ -19,7 +21,7 @@ def tool(request: pytest.FixtureRequest) -> Build:
 
 def run(tool: Build, *words: str, **env: str) -> str:
     plain = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
-    devices = {"GGML_SIM_DEVICES": "lat=5us", "GGML_NO_BACKTRACE": "1", "GGML_SIM_CHECK": "1"}
+    devices = {"GGML_SIM_DEVICES": SIM, "GGML_NO_BACKTRACE": "1", "GGML_SIM_CHECK": "1"}
     done = subprocess.run([tool.program("test-sched-overlap"), *words], capture_output=True, text=True, timeout=300,
                           env=plain | devices | env)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -27,12 +29,15 @@ def run(tool: Build, *words: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("devices", [SIM, "lat=5us,h2d=30M,d2h=30M"], ids=["fast", "slow"])
 @pytest.mark.parametrize("tokens", ["1", "2", "8", "33"])
 @pytest.mark.parametrize("off", [False, True])
 @pytest.mark.parametrize("case", ["values", "inert", "dependent"])
-def test_marks_change_the_order_of_copies_and_nothing_else(tool: Build, case: str, off: bool, tokens: str) -> None:
+def test_marks_change_the_order_of_copies_and_nothing_else(
+    tool: Build, case: str, off: bool, tokens: str, devices: str
+) -> None:
     """Under the race check. With GGML_SCHED_OVERLAP=0 not even the splits."""
-    run(tool, case, tokens, **({"GGML_SCHED_OVERLAP": "0"} if off else {}))
+    run(tool, case, tokens, GGML_SIM_DEVICES=devices, **({"GGML_SCHED_OVERLAP": "0"} if off else {}))
 
 
 @pytest.mark.alone

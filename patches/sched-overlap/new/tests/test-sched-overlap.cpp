@@ -143,7 +143,10 @@ struct scheduler {
 
     explicit scheduler(bool parallel = false) : dev(init("SIM0")), cpu(init_cpu(1)) {
         ggml_backend_t list[] = { dev.get(), cpu.get() };
-        sched.reset(ggml_backend_sched_new(list, nullptr, 2, 4096, parallel, /*op_offload =*/ false));
+        // as llama.cpp: the host computes in memory that the device reads by itself
+        ggml_backend_buffer_type_t bufts[] = { ggml_backend_get_default_buffer_type(dev.get()),
+            ggml_backend_dev_host_buffer_type(ggml_backend_get_device(dev.get())) };
+        sched.reset(ggml_backend_sched_new(list, bufts, 2, 4096, parallel, /*op_offload =*/ false));
     }
 
     void alloc(const model::run & r, bool mark) {
