@@ -294,6 +294,26 @@ def adapter(path: Path, model: Path, tensor: str) -> Path:
     return path
 
 
+class TestPrograms:
+    """The flags are everywhere; what a program measures says whether the cache is in it."""
+
+    @pytest.mark.parametrize("program", ["llama-server", "llama-cli", "llama-completion", "llama-perplexity"])
+    def test_have_the_flags(self, fork: Build, program: str) -> None:
+        said = subprocess.run([fork.program(program), "--help"], capture_output=True, text=True, timeout=60).stdout
+        assert re.search(r"--moe-expert-cache N .*\n(.*\n)*?.*LLAMA_ARG_MOE_EXPERT_CACHE", said)
+        assert re.search(r"--moe-cache-window N .*\n(.*\n)*?.*LLAMA_ARG_MOE_CACHE_WINDOW", said)
+
+    @pytest.mark.parametrize(("margin", "status"), [("0", "active"), ("4096", "off")])
+    def test_bench(self, build: Build, model: Path, margin: str, status: str) -> None:
+        words = ("-ngl", "99", "-ncmoe", "99", "-p", "0", "-n", "16", "-r", "1", "-t", "1", "-o", "json")
+        env = os.environ | {"GGML_SIM_DEVICES": ONE, "LLAMA_MOE_CACHE_MARGIN_MB": margin}
+        done = subprocess.run([build.program("llama-bench"), "-m", model, *words, "--moe-expert-cache", "8"],
+                              capture_output=True, text=True, timeout=120, env=env)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)[0]["n_gen"] == 16
+        assert f'expert cache: {{"status": "{status}"' in done.stderr
+
+
 class TestServer:
     TEXT = "The expert cache keeps"
 
