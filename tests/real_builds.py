@@ -53,6 +53,9 @@ def tests_of(profile: str) -> Build:
     return find(*FORK_SIM) if profile == "release" else find("--profile", profile, *OWN)
 
 
+tests_of.__test__ = False  # type: ignore[attr-defined]  # pytest takes its name for a test's
+
+
 @contextlib.contextmanager
 def serving(
     *words: str,
