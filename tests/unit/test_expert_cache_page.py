@@ -27,7 +27,7 @@ def reasons() -> set[str]:
     found |= literals(rf"turn_off\(refused\.empty\(\) \? {TEXT}") | literals(rf"runtime_error\(std::string\({TEXT}")
     found |= literals(rf"(?:drop\(.*|\n\s+)format\({TEXT}, (?:ggml_backend_dev_name|params)")
     found |= literals(rf"warmup \? {TEXT}") | literals(rf'warmup \? "[^"]*" : {TEXT}')
-    found |= literals(rf'status\\": \\"off\\", \\"reason\\": \\"((?:[^"\\])*)\\"')
+    found |= literals(r'status\\": \\"off\\", \\"reason\\": \\"((?:[^"\\])*)\\"')
     found |= literals(rf"return format\({TEXT}")
     return {text.strip() for text in found if text.strip()}
 
