@@ -185,6 +185,18 @@ class TestHostile:
         assert told.code == 0, told.log[-2000:]
         assert told.lines[0]["cache"]["hits"] > 0
 
+    def test_banks_no_larger_than_an_allocation(self, build: Build, model: Path) -> None:
+        """A device's largest allocation is a limit of its own."""
+        plain = run(build, "run", model, "--moe-expert-cache", "-1", LLAMA_MOE_CACHE_MARGIN_MB="0")
+        small = run(build, "run", model, "--moe-expert-cache", "-1", devices=f"{ONE},max_alloc=100K",
+                    LLAMA_MOE_CACHE_MARGIN_MB="0")  # fmt: skip
+        assert plain.code == small.code == 0, small.log[-4000:]
+        slots = [ran.lines[0]["cache"]["devices"][0]["slots"] for ran in (plain, small)]
+        assert slots[1] < slots[0]
+
+    def test_no_page_locked_memory(self, build: Build, model: Path) -> None:
+        equal(run(build, "mixed", model, GGML_SIM_PIN="1K"))
+
     @pytest.mark.parametrize("slow", ["h2d=2M", "lat=3ms"])
     def test_slow_uploads_and_hardly_any_slots(self, build: Build, model: Path, slow: str) -> None:
         env = {"MARGIN_MB": "0", "POLICY": "lru", "BUDGET": "64", "AUDIT": "64"}
@@ -240,6 +252,23 @@ class TestReasons:
             assert said["status"] == "off"
             assert re.fullmatch(why, said["reason"]), said
             assert re.search(r"expert cache: off: " + why, log.read_text())
+
+    def test_repacked_experts(self, build: Build, made: Callable[[Case | str], Path]) -> None:
+        """Where no device brings page-locked memory, upstream repacks what it can for the CPU."""
+        case = next(case for case in CASES if "Q4_0" in case.words)
+        with rpc(build) as server:
+            words = ("-ngl", "99", "-cmoe", "--repack", "--moe-expert-cache", "-1", "--rpc", server)
+            with served(build, made(case), *words, devices="") as (client_, _):
+                said = client_.get("/props")["moe_cache"]
+        assert said["status"] == "off"
+        assert "its experts are repacked for the CPU (--no-repack keeps them as they are)" in said["reason"]
+
+    def test_fitting_comes_first(self, build: Build, model: Path) -> None:
+        """The dry run of --fit makes no cache; what it leaves is the cache's."""
+        words = ("-fit", "on", "--moe-expert-cache", "-1", "-cmoe", "-ngl", "99")
+        with served(build, model, *words, LLAMA_MOE_CACHE_MARGIN_MB="0") as (server, log):
+            assert server.get("/props")["moe_cache"]["status"] == "active"
+            assert len(re.findall(r"expert cache: SIM0: ", log.read_text())) == 1
 
     def test_nothing_is_said_when_it_was_not_asked_for(self, build: Build, model: Path) -> None:
         with served(build, model, "-ngl", "99", "-cmoe") as (server, log):

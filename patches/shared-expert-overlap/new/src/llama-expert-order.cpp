@@ -26,6 +26,12 @@ static bool is_weight(const ggml_tensor * t) {
         !ggml_backend_buffer_is_host(owner->buffer);
 }
 
+// It may overwrite what the nodes that it would pass still read.
+static bool in_place(const ggml_tensor * node) {
+    return node->view_src && node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE &&
+        node->op != GGML_OP_TRANSPOSE;
+}
+
 int llama_expert_order(ggml_cgraph * gf) {
     const char * text = std::getenv("LLAMA_MOE_CACHE_SHARED");
     if (text && !strcmp(text, "0")) {
@@ -54,9 +60,9 @@ int llama_expert_order(ggml_cgraph * gf) {
         rest.assign(nodes + i, nodes + i_sum);
         for (int j = i_sum; j < end; j++) {
             ggml_tensor * node = nodes[j];
-            bool movable = !is_sum(node) && node->src[0] && !(node->flags & GGML_TENSOR_FLAG_INPUT);
-            for (int k = 0; k < GGML_MAX_SRC && node->src[k] && movable; k++) {
-                movable = before.count(node->src[k]) || is_weight(node->src[k]);
+            bool movable = !is_sum(node) && node->src[0] && !(node->flags & GGML_TENSOR_FLAG_INPUT) && !in_place(node);
+            for (int k = 0; k < GGML_MAX_SRC && movable; k++) {
+                movable = !node->src[k] || before.count(node->src[k]) || is_weight(node->src[k]);
             }
             if (movable) {
                 before.insert(node);
