@@ -45,7 +45,7 @@ class Ran:
 def run(build: Build, case: str, model: Path, *words: str, devices: str = ONE, **env: str) -> Ran:
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_", "LLAMA_"))}
     command = [build.program("test-expert-cache"), case, "-m", model, "-ngl", "99", "-cmoe", "-nr", "-t", "1",
-               "-np", "4", "-lv", "3", *words]  # fmt: skip
+               "-np", "4", *words]  # fmt: skip
     checks = {"GGML_SIM_DEVICES": devices, "GGML_SIM_CHECK": "1", "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=plain | checks | env)
     return Ran(done.returncode, done.stderr, [json.loads(line) for line in done.stdout.splitlines()])

@@ -3,7 +3,6 @@
 
 // What the cases of test-expert-cache.cpp stand on: a model on devices and on the CPU, and kinds of residency.
 
-#include "common.h"
 #include "ggml-backend.h"
 #include "llama-cpp.h"
 #include "../src/llama-expert-ext.h"
@@ -61,22 +60,95 @@ static const std::vector<mode> modes = {
     { "all",  ALL,   { { "BUDGET", "100000" }, { "WAIT", "1" } } },
 };
 
+// Those of llama.cpp's options that matter here. Not its parser: with it this program would need most of common.
+struct options {
+    std::string        model;
+    std::string        rpc;
+    std::vector<float> split;
+    int32_t n_gpu_layers = 0, n_cpu_moe = 0, n_threads = 1, n_seq = 4, n_slots = 0, window = 64, seed = 1;
+    bool    repack       = true;
+
+    ggml_backend_sched_eval_callback cb_eval = nullptr;
+
+    bool parse(int argc, char ** argv) {
+        const std::map<std::string, int32_t *> numbers = {
+            { "-ngl", &n_gpu_layers }, { "-ncmoe", &n_cpu_moe }, { "-t", &n_threads }, { "-np", &n_seq }, { "--seed", &seed },
+            { "--moe-expert-cache", &n_slots }, { "--moe-cache-window", &window },
+        };
+        for (int i = 0; i < argc; i++) {
+            const std::string name = argv[i];
+            if (name == "-cmoe" || name == "-nr") {
+                (name == "-cmoe" ? n_cpu_moe = 1000 : repack = false);
+                continue;
+            }
+            if (i + 1 == argc) {
+                return false;
+            }
+            const std::string value = argv[++i];
+            const auto found = numbers.find(name);
+            if (found != numbers.end()) {
+                *found->second = std::stoi(value);
+            } else if (name == "-m") {
+                model = value;
+            } else if (name == "--rpc") {
+                rpc = value;
+            } else if (name == "-ts") {
+                for (size_t at = 0; at < value.size(); at = std::min(value.find(',', at), value.size() - 1) + 1) {
+                    split.push_back(std::stof(value.substr(at)));
+                }
+            } else {
+                return false;
+            }
+        }
+        return !model.empty();
+    }
+};
+
+static void add_remote_devices(const std::string & servers) {
+    ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
+    const auto add = (ggml_backend_reg_t (*)(const char *)) ggml_backend_reg_get_proc_address(reg, "ggml_backend_rpc_add_server");
+    for (size_t at = 0; at < servers.size();) {
+        const size_t end = std::min(servers.find(',', at), servers.size());
+        ggml_backend_register(add(servers.substr(at, end - at).c_str()));
+        at = end + 1;
+    }
+}
+
 struct bed {
-    common_params     params;
+    options           params;
     llama_model_ptr   model, model_ref;
     llama_context_ptr ctx, ctx_ref;
     int32_t           n_vocab = 0, n_expert = 0, n_used = 0;
 
-    explicit bed(const common_params & p) : params(p) {
-        llama_model_params mparams = common_model_params_to_llama(params);
-        model.reset(llama_model_load_from_file(params.model.path.c_str(), mparams));
+    explicit bed(const options & p) : params(p) {
+        llama_model_params mparams = llama_model_default_params();
+        mparams.n_gpu_layers    = params.n_gpu_layers;
+        mparams.use_extra_bufts = params.repack;
+        params.split.resize(llama_max_devices());
+        mparams.tensor_split = params.split[0] > 0 ? params.split.data() : nullptr;
+        std::vector<std::string> patterns;
+        for (int32_t i = 0; i < params.n_cpu_moe; i++) {
+            const std::string layer = params.n_cpu_moe == 1000 ? "" : "blk\\." + std::to_string(i);
+            patterns.push_back(layer + "\\.ffn_(up|down|gate|gate_up)_(ch|)exps");
+            if (layer.empty()) {
+                break;
+            }
+        }
+        std::vector<llama_model_tensor_buft_override> overrides;
+        for (const std::string & pattern : patterns) {
+            overrides.push_back({ pattern.c_str(), ggml_backend_cpu_buffer_type() });
+        }
+        overrides.push_back({ nullptr, nullptr });
+        mparams.tensor_buft_overrides = overrides.data();
+        model.reset(llama_model_load_from_file(params.model.c_str(), mparams));
         ggml_backend_dev_t none[] = { nullptr };
         mparams.devices               = none;
         mparams.n_gpu_layers          = 0;
         mparams.tensor_buft_overrides = nullptr;
-        model_ref.reset(llama_model_load_from_file(params.model.path.c_str(), mparams));
+        mparams.tensor_split          = nullptr;
+        model_ref.reset(llama_model_load_from_file(params.model.c_str(), mparams));
         if (!model || !model_ref) {
-            fprintf(stderr, "cannot load %s\n", params.model.path.c_str());
+            fprintf(stderr, "cannot load %s\n", params.model.c_str());
             exit(2);
         }
         n_vocab  = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
@@ -93,7 +165,14 @@ struct bed {
     }
 
     llama_context_ptr context(llama_model * m) {
-        llama_context_params cparams = common_context_params_to_llama(params);
+        llama_context_params cparams = llama_context_default_params();
+        cparams.n_ctx           = 1024;
+        cparams.n_batch         = 512;
+        cparams.n_seq_max       = params.n_seq;
+        cparams.n_threads       = params.n_threads;
+        cparams.n_threads_batch = params.n_threads;
+        cparams.kv_unified      = true;
+        cparams.cb_eval         = params.cb_eval;
         llama_context_ptr c(llama_init_from_model(m, cparams));
         if (!c) {
             fprintf(stderr, "no context\n");
@@ -133,16 +212,38 @@ struct bed {
         return list;
     }
 
+    struct entry {
+        llama_token  token;
+        llama_pos    pos;
+        llama_seq_id seq;
+    };
+
+    // a batch, all of it with logits
+    static int decode(llama_context * c, const std::vector<entry> & entries) {
+        llama_batch batch = llama_batch_init((int32_t) entries.size(), 0, 1);
+        for (const entry & e : entries) {
+            const int32_t i = batch.n_tokens++;
+            batch.token   [i]    = e.token;
+            batch.pos     [i]    = e.pos;
+            batch.n_seq_id[i]    = 1;
+            batch.seq_id  [i][0] = e.seq;
+            batch.logits  [i]    = 1;
+        }
+        const int code = llama_decode(c, batch);
+        llama_batch_free(batch);
+        return code;
+    }
+
     // logits of tokens [from, to), n of them in a batch, at their positions
     std::vector<float> decode(llama_context * c, const std::vector<llama_token> & list, int from, int to, int n, llama_seq_id seq = 0) const {
         std::vector<float> out;
         for (int at = from; at < to; at += n) {
-            common_batch batch(c);
             const int end = std::min(at + n, to);
+            std::vector<entry> entries;
             for (int i = at; i < end; i++) {
-                batch.add(list[i], i, seq, true);
+                entries.push_back({ list[i], i, seq });
             }
-            if (llama_process(c, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
+            if (decode(c, entries) != 0) {
                 fprintf(stderr, "decode failed\n");
                 exit(1);
             }

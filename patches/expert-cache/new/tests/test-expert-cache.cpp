@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-// The expert cache against the CPU alone, by value: test-expert-cache CASE [llama.cpp's options, among them -m]. A line
+// The expert cache against the CPU alone, by value: test-expert-cache CASE -m MODEL [OPTIONS]. A line
 // of JSON for each run. Both sides have to compute with the same kernels: simulated or remote devices, -nr, -t 1.
 
-#include "arg.h"
 #include "expert-cache-bed.h"
 
 static void case_logits(bed & b, int seed) {
@@ -67,11 +66,11 @@ static void case_sequences(bed & b, int seed) {
     const auto run = [&](llama_context * c) {
         std::vector<float> out;
         for (int i = 0; i < n_each; i++) {
-            common_batch batch(c);
+            std::vector<bed::entry> entries;
             for (int s = 0; s < n_seq; s++) {
-                batch.add(lists[s][i], i, s, true);
+                entries.push_back({ lists[s][i], i, s });
             }
-            if (llama_process(c, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
+            if (bed::decode(c, entries) != 0) {
                 exit(1);
             }
             for (int s = 0; s < n_seq; s++) {
@@ -123,9 +122,7 @@ static void case_abort(bed & b, int seed) {
         for (const int calls : { 0, 1, 3, 7, 20, 60 }) {
             calls_left = calls;
             llama_set_abort_callback(b.ctx.get(), [](void *) { return calls_left-- <= 0; }, nullptr);
-            common_batch batch(b.ctx.get());
-            batch.add(list[20], 20, 0, true);
-            const int code = llama_process(b.ctx.get(), LLAMA_PROCESS_TYPE_DECODE, batch.get());
+            const int code = bed::decode(b.ctx.get(), { { list[20], 20, 0 } });
             aborted += code == 2;
             llama_set_abort_callback(b.ctx.get(), nullptr, nullptr);
             if (code == 0 && !llama_memory_seq_rm(llama_get_memory(b.ctx.get()), 0, 20, -1)) {
@@ -222,8 +219,8 @@ static void case_reasons(bed & b, int seed) {
         expect(state(b.ctx.get()) == "{\"status\": \"off\", \"reason\": \"not asked for (--moe-expert-cache N)\"}", "taken away");
         same("taken away");
     }
-    const auto other = [&](const char * reason, const std::function<void(common_params &)> & change) {
-        const common_params saved = b.params;
+    const auto other = [&](const char * reason, const std::function<void(options &)> & change) {
+        const options saved = b.params;
         change(b.params);
         llama_context_ptr c = b.context(b.model.get());
         b.params = saved;
@@ -233,12 +230,12 @@ static void case_reasons(bed & b, int seed) {
         expect(state(c.get()).find(reason) != std::string::npos, std::string("reason: ") + reason + ", is " + state(c.get()));
         b.decode(c.get(), list, 0, 12, 1);
     };
-    other("an evaluation callback is set", [](common_params & p) {
+    other("an evaluation callback is set", [](options & p) {
         p.cb_eval = [](ggml_tensor *, bool ask, void *) { return !ask; };
     });
     b.configure({ "unified", HALF, {} });
     set("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1");
-    other("GGML_CUDA_ENABLE_UNIFIED_MEMORY", [](common_params &) {});
+    other("GGML_CUDA_ENABLE_UNIFIED_MEMORY", [](options &) {});
     set("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "");
     llama_expert_cache_params p;
     p.n_slots = 8;
@@ -253,8 +250,8 @@ static void case_run(bed & b, int seed) {
     b.clear(b.ctx_ref.get());
     const auto want = b.decode(b.ctx_ref.get(), list, 0, n_all, 1);
     llama_expert_cache_params p;
-    p.n_slots = b.params.n_expert_slots;
-    p.window  = b.params.expert_window;
+    p.n_slots = b.params.n_slots;
+    p.window  = b.params.window;
     llama_expert_cache_init(b.ctx.get(), p);
     report("run", "environment", 1, differs(want, b.decode(b.ctx.get(), list, 0, n_all, 1)), b.ctx.get());
 }
@@ -280,18 +277,24 @@ int main(int argc, char ** argv) {
         }
         return 2;
     }
-    common_params params;
-    common_init();
-    params.n_ctx      = 1024;
-    params.n_batch    = 512;
-    params.fit_params = false;
-    if (!common_params_parse(argc - 1, argv + 1, params, LLAMA_EXAMPLE_COMMON)) {
+    options params;
+    if (!params.parse(argc - 2, argv + 2)) {
+        fprintf(stderr, "%s: not an option, or no -m MODEL\n", argv[0]);
         return 2;
     }
+    llama_log_set([](ggml_log_level level, const char * text, void *) {
+        if (level >= GGML_LOG_LEVEL_WARN) {
+            fputs(text, stderr);
+        }
+    }, nullptr);
     llama_backend_init();
+    ggml_backend_load_all();
+    if (!params.rpc.empty()) {
+        add_remote_devices(params.rpc);
+    }
     {
         bed b(params);
-        found->second(b, (int) params.sampling.seed);
+        found->second(b, params.seed);
     }
     llama_backend_free();
     fprintf(stderr, "%s: %d failed\n", found->first.c_str(), n_failed);
