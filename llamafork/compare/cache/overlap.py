@@ -152,7 +152,7 @@ def poked(server: Client) -> Iterator[None]:
 
 def run(ours: Target, at: CachePlace, model: Path, size: Size, scratch: Path) -> Profile:
     """Four servers of A in turns; without a cache it is stock, as the identity suite shows."""
-    known = modes(at.margin)
+    known = modes(at)
     fixed = {"LLAMA_MOE_CACHE_DETERMINISTIC": "1"}
     sides: dict[str, tuple[Mode, str, Mapping[str, str]]] = {
         "stock": (known[CPU_MOE], SERIAL, {}),

@@ -36,14 +36,14 @@ class Mode:
         return "--moe-expert-cache" in self.words
 
 
-def modes(margin: int) -> dict[str, Mode]:
-    """All modes leave *margin* MiB of each device free."""
-    hosted = ("-ngl", "99", "--cpu-moe", "--fit", "off")
+def modes(at: CachePlace) -> dict[str, Mode]:
+    """All modes leave the same memory of each device free."""
+    hosted = ("-ngl", "99", "--cpu-moe", "--fit", "off", *at.split)
     return {mode.name: mode for mode in (
         Mode(CACHE, True, (*hosted, "--moe-expert-cache", "-1")),
         Mode(SMALL, True, (*hosted, "--moe-expert-cache", str(USED + 1))),
         Mode(CPU_MOE, False, hosted),
-        Mode(FIT, False, ("--fit", "on", "-fitt", str(margin))),
+        Mode(FIT, False, ("--fit", "on", "-fitt", str(at.margin))),
     )}  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def ask(server: Client, tokens: int, seed: int) -> float:
     if timings["predicted_n"] != tokens:
         raise UnhealthyError("a server did other work than it was asked for",
                              why=f"{timings['predicted_n']} tokens instead of {tokens}")  # fmt: skip
-    return float(timings["predicted_ms"]) / tokens
+    return float(timings["predicted_ms"]) / (tokens - 1)  # the first is the prompt's
 
 
 def touch(server: Client) -> None:
@@ -167,7 +167,7 @@ def round_of(
 
     A turn is a text of its own, in all modes; every second time they are asked backwards.
     """
-    known = modes(at.margin)
+    known = modes(at)
     made = Round(times={name: [] for name in names})
     devices = 1 + at.place.devices.count(";")
     cores = cores_for(2 + devices, number)  # the host's thread, one a device, and the uploader
@@ -187,7 +187,7 @@ def round_of(
             for name in turned(names, turn):
                 made.times[name].append(ask(live[name], size.decode, 100 * number + turn))
         made.counters = asdict(counters(live[names[0]]) - before)
-        made.cache_ms = size.decode * sum(made.times[names[0]])
+        made.cache_ms = (size.decode - 1) * sum(made.times[names[0]])
     return made
 
 

@@ -40,11 +40,15 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class CachePlace:
-    """Where a server runs, and how much memory of each device stays free in every mode (MiB)."""
+    """Where a server runs, and how much memory of each device stays free in every mode (MiB).
+
+    ``split``: how layers are dealt out where ``--fit``, which does so itself, is off.
+    """
 
     place: Place
     margin: int
     env: Mapping[str, str]
+    split: tuple[str, ...]
     note: str  # what must be said beside each number
 
 
@@ -77,12 +81,12 @@ class Size:
                      skew=work.skew)  # fmt: skip
 
 
-FULL = Size("full", ("hits-50", "hits-75", "hits-95", "uniform"), 8, 384, {"sim": (74,), "sim2": (64, 44)}, 6)
-QUICK = Size("quick", ("hits-75", "uniform"), 4, 256, {"sim": (44,), "sim2": (38, 32)}, 1, 1, 16, (64, 64), 1)
+FULL = Size("full", ("hits-50", "hits-75", "hits-95", "uniform"), 8, 384, {"sim": (71,), "sim2": (58, 18)}, 6)
+QUICK = Size("quick", ("hits-75", "uniform"), 4, 256, {"sim": (33,), "sim2": (29, 10)}, 1, 1, 16, (64, 64), 1)
 PLACES = ("sim", "sim2")
 # Links of 12 GB/s each way, 10 us a copy; a host eight times as slow as a device
 LINK, SLOW = "h2d=12G,d2h=12G,lat=10us", "8"
-MARGIN = 4
+MARGIN, SPLIT = 4, "3,2"
 SIMULATED = "simulated; not measured on a GPU"
 
 
@@ -97,7 +101,8 @@ def places(words: Sequence[str], size: Size) -> list[CachePlace]:
 def _simulated(name: str, size: Size) -> CachePlace:
     devices = ";".join(f"mem={mib}M,{LINK}" for mib in size.memory[name])
     env = {"GGML_SIM_CHECK": "0", "GGML_SIM_HOST_SLOW": SLOW}
-    return CachePlace(Place(name, (), devices), MARGIN, env, SIMULATED)
+    split = ("-ts", SPLIT) if len(size.memory[name]) > 1 else ()
+    return CachePlace(Place(name, (), devices), MARGIN, env, split, SIMULATED)
 
 
 def model(folder: Path, work: Workload, size: Size) -> Path:

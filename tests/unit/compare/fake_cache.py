@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
                 for _ in range(n):
                     runs += 1
                     profile()
-        self.answer(dict(timings=dict(predicted_n=n, predicted_ms=ms * n)))
+        self.answer(dict(timings=dict(predicted_n=n, predicted_ms=ms * (n - 1))))
     def log_message(self, *_):
         pass
 HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_forever()
