@@ -81,7 +81,7 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
             (model.name, place.name, partial(SUITES[name], Case(ours, theirs, model, place, ns, kept)))
             for model in models for place in places
         ] if name != "cache" else [
-            (load.name, at.place.name, partial(suite.run, pair, at, load, size, paths.cache / "bench", kept.step))
+            (load.name, at.place.name, partial(suite.run, pair, at, load, size, paths.cache / "bench", kept))
             for at in cached for load in work.WORKLOADS if load.name in size.workloads
         ]  # fmt: skip
         for model_name, place_name, task in tasks:

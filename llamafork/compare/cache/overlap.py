@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,11 @@ SERIAL, HOST = "2", "1"
 
 @dataclass(frozen=True)
 class Branches:
-    """Milliseconds a token. ``rest``: what is in neither branch; ``longer``: the longer branch of each layer and
-    token, summed; ``walls``: from the launch of a hit branch until both results are there; 0 where nothing was cached.
+    """Milliseconds a token; 0 where nothing was cached.
+
+    ``rest``: what is in neither branch; ``longer``: the longer branch of each layer and token, summed. Of all layers
+    but the last, from which the host returns before the device is done: ``cycles``, from the launch of a hit branch
+    to the next one's; ``between``, what of that is in neither branch; ``longest``, the longer branches.
     """
 
     tokens: int = 0
@@ -51,7 +55,9 @@ class Branches:
     hits: float = 0.0
     misses: float = 0.0
     longer: float = 0.0
-    walls: float = 0.0
+    cycles: float = 0.0
+    between: float = 0.0
+    longest: float = 0.0
     graph: float = 0.0  # all of it, with what the profiler costs
 
 
@@ -77,8 +83,16 @@ class Profile:
 
     @property
     def overlap(self) -> float:
-        """Wall time of the cached layers over that of their longer branches."""
-        return self.both.walls / self.serial.longer if self.serial.longer else float("inf")
+        """Wall time of the cached layers over that of their longer branches.
+
+        What is between layers, attention above all, is waited for in both modes and taken from the serial one.
+        """
+        return self.wall / self.serial.longest if self.serial.longest else float("inf")
+
+    @property
+    def wall(self) -> float:
+        """Of the cached layers but the last, in milliseconds a token."""
+        return self.both.cycles - self.serial.between
 
 
 Graph = Mapping[str, Any]
@@ -114,22 +128,31 @@ def _minus(graph: Graph, before: Graph | None) -> Graph:
 
 
 def branches(found: Iterable[tuple[int, Graph]]) -> Branches:
-    """The sums over all tokens. A cached layer is three splits in a row: hits, misses, their sum."""
-    count, sums = 0, dict.fromkeys(("rest", "hits", "misses", "longer", "walls", "graph"), 0.0)
+    """The sums over all tokens. A cached layer is a split of hits and one of misses; the next begins with their sum."""
+    count, sums = 0, dict.fromkeys(("rest", "hits", "misses", "longer", "cycles", "between", "longest", "graph"), 0.0)
     for runs, graph in found:
         count += runs
-        sums["graph"] += graph["ns"]
         splits: Sequence[Graph] = graph["splits"]
-        sums["rest"] += sum(one["ns"] + sum(part["ns"] for part in one["inputs"]) for one in splits)
-        for hit, miss, both in zip(splits, splits[1:], splits[2:], strict=False):
-            if miss["first"].startswith(MISSES) and hit["first"].startswith(SLOTS):
-                up = sum(part["ns"] for part in both["inputs"] if part["name"] == miss["last"])
-                sums["hits"] += hit["ns"]
-                sums["misses"] += miss["ns"]
-                sums["longer"] += max(hit["ns"], miss["ns"])
-                sums["walls"] += hit["ns"] + miss["wait_ns"] + miss["ns"] + both["wait_ns"] + up
-                sums["rest"] -= hit["ns"] + miss["ns"]
+        layers = [at for at, one in enumerate(splits) if at and one["first"].startswith(MISSES)]
+        hits, misses = [splits[at - 1]["ns"] for at in layers], [splits[at]["ns"] for at in layers]
+        longer = [max(pair) for pair in zip(hits, misses, strict=True)]
+        sums["graph"] += graph["ns"]
+        sums["hits"] += sum(hits)
+        sums["misses"] += sum(misses)
+        sums["longer"] += sum(longer)
+        sums["longest"] += sum(longer[:-1])
+        sums["rest"] += sum(one["ns"] + _copies(one) for one in splits) - sum(hits) - sum(misses)
+        for at, after in pairwise(layers):
+            between = sum(one["ns"] for one in splits[at + 1 : after - 1])
+            between += sum(_copies(one) for one in splits[at + 1 : after + 1])
+            waits = splits[at]["wait_ns"] + sum(one["wait_ns"] for one in splits[at + 1 : after])
+            sums["between"] += between
+            sums["cycles"] += between + waits + splits[at - 1]["ns"] + splits[at]["ns"]
     return Branches(count, **{name: ns / 1e6 / max(1, count) for name, ns in sums.items()})
+
+
+def _copies(split: Graph) -> int:
+    return sum(part["ns"] for part in split["inputs"])
 
 
 @contextmanager
@@ -150,40 +173,52 @@ def poked(server: Client) -> Iterator[None]:
         thread.join()
 
 
-def run(ours: Target, at: CachePlace, model: Path, size: Size, scratch: Path) -> Profile:
-    """Four servers of A in turns; without a cache it is stock, as the identity suite shows."""
-    known = modes(at)
-    fixed = {"LLAMA_MOE_CACHE_DETERMINISTIC": "1"}
-    sides: dict[str, tuple[Mode, str, Mapping[str, str]]] = {
-        "stock": (known[CPU_MOE], SERIAL, {}),
-        "fork": (known[CACHE], SERIAL, {}),
-        "serial": (known[CACHE], SERIAL, fixed),
-        "both": (known[CACHE], HOST, fixed),
-    }
-    walls: list[float] = []
-    rates: dict[str, Counters] = {}
-    with ExitStack() as stack:
-        live = {}
+class Session:
+    """Four servers of A, asked now and then; without a cache A is stock, as the identity suite shows."""
+
+    def __init__(self, stack: ExitStack, ours: Target, at: CachePlace, model: Path, size: Size, scratch: Path) -> None:
+        known, fixed = modes(at), {"LLAMA_MOE_CACHE_DETERMINISTIC": "1"}
+        sides: dict[str, tuple[Mode, str, Mapping[str, str]]] = {
+            "stock": (known[CPU_MOE], SERIAL, {}),
+            "fork": (known[CACHE], SERIAL, {}),
+            "serial": (known[CACHE], SERIAL, fixed),
+            "both": (known[CACHE], HOST, fixed),
+        }
+        self.decode, self.walls, self.begin = size.decode, list[float](), dict[str, Counters]()
+        self.files = {name: scratch / f"{name}.jsonl" for name in sides}
+        self.live: dict[str, Client] = {}
+        self.ended = stack.enter_context(ExitStack())
         for name, (mode, prof, more) in sides.items():
-            file = {"GGML_SCHED_PROF": prof, "GGML_SCHED_PROF_FILE": str(scratch / f"{name}.jsonl"), **more}
-            live[name] = stack.enter_context(serving(ours, mode, at, model, scratch / f"{name}.log", file, None))
-            touch(live[name])
+            env = {"GGML_SCHED_PROF": prof, "GGML_SCHED_PROF_FILE": str(self.files[name]), **more}
+            log = scratch / f"{name}.log"
+            server = self.ended.enter_context(serving(ours, mode, at, model, log, env, None))
+            touch(server)
             if mode.cached:
-                warm_up(live[name], size.warm[0], size.warm[0])  # the same work for both that decide by experts alone
-                rates[name] = counters(live[name])
-            live[name].process.send_signal(signal.SIGUSR1)  # what was before is not counted
-            ask(live[name], 2, 1)
-        for turn in range(2 * size.profile):
-            for name in turned(list(sides), turn):
-                with poked(live[name]) if name in ("fork", "serial") else ExitStack():
-                    took = ask(live[name], size.decode, 20_000 + turn)
-                if name == "stock":
-                    walls.append(took)
-        for name in rates:
-            rates[name] = counters(live[name]) - rates[name]
-    found = {name: branches(tokens((scratch / f"{name}.jsonl").read_text().splitlines())) for name in sides}
-    if not all(one.tokens for one in found.values()) or not found["fork"].longer:
-        raise UnhealthyError("GGML_SCHED_PROF shows no branches", why="no graph of one token has hits and misses")
-    outside = max(0.0, sum(walls) / len(walls) - found["stock"].graph)
-    return Profile(**found, outside=outside, rate=rates["fork"].rate,
-                   rates=(rates["serial"].rate, rates["both"].rate))  # fmt: skip
+                # those that decide by the experts alone are soon full, and both have to do the same
+                before = size.warm[0] if name == "fork" else size.warm[0] // 2
+                warm_up(server, before, before)
+                self.begin[name] = counters(server)
+            server.process.send_signal(signal.SIGUSR1)  # what was before is not counted
+            ask(server, 2, 1)
+            self.live[name] = server
+
+    def turn(self, number: int) -> None:
+        for name in turned(list(self.live), number):
+            with poked(self.live[name]) if name in ("fork", "serial") else ExitStack():
+                took = ask(self.live[name], self.decode, 20_000 + number)
+            if name == "stock":
+                self.walls.append(took)
+
+    def result(self) -> Profile:
+        """Ends the servers. Raises :class:`UnhealthyError` when they have written no profile."""
+        rates = {name: (counters(self.live[name]) - before).rate for name, before in self.begin.items()}
+        self.ended.close()
+        found = {name: branches(tokens(_lines(file))) for name, file in self.files.items()}
+        if not all(one.tokens for one in found.values()) or not found["fork"].longer:
+            raise UnhealthyError("GGML_SCHED_PROF shows no branches", why="no graph of one token has hits and misses")
+        outside = max(0.0, sum(self.walls) / len(self.walls) - found["stock"].graph)
+        return Profile(**found, outside=outside, rate=rates["fork"], rates=(rates["serial"], rates["both"]))
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []

@@ -111,7 +111,7 @@ def _of_expected(row: Callable[..., Row], ratio: float, found: Profile) -> Row:
 def _overlap(row: Callable[..., Row], found: Profile) -> Row:
     one = found.serial
     detail = (
-        f"{found.overlap:.3f}; goal {OVERLAP:g}; {found.both.walls:.2f} ms a token, longer branches {one.longer:.2f}, "
+        f"{found.overlap:.3f}; goal {OVERLAP:g}; {found.wall:.2f} ms a token, longer branches {one.longest:.2f}, "
         f"hits {one.hits:.2f}, misses {one.misses:.2f}; {found.rates[0]:.1%} and {found.rates[1]:.1%} hits"
     )
     return row("overlap", found.overlap <= OVERLAP, detail, found.overlap)

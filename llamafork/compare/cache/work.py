@@ -56,7 +56,7 @@ class CachePlace:
 class Size:
     """How much is done. ``memory``: MiB of the devices, by place; ``warm``: tokens until it is steady, least and most.
 
-    ``repeat``: how often A B B A in a round; ``profile``: the same of the profile.
+    ``repeat``: how often A B B A in a round.
     """
 
     name: str
@@ -66,9 +66,8 @@ class Size:
     memory: Mapping[str, Sequence[int]]
     rounds: int
     repeat: int = 1  # A B B A
-    decode: int = 32
+    decode: int = 24
     warm: tuple[int, int] = (256, 512)
-    profile: int = 2  # turns of the profile
 
     @property
     def judged(self) -> bool:
@@ -81,8 +80,8 @@ class Size:
                      skew=work.skew)  # fmt: skip
 
 
-FULL = Size("full", ("hits-50", "hits-75", "hits-95", "uniform"), 8, 384, {"sim": (71,), "sim2": (58, 18)}, 6)
-QUICK = Size("quick", ("hits-75", "uniform"), 4, 256, {"sim": (33,), "sim2": (29, 10)}, 1, 1, 16, (64, 64), 1)
+FULL = Size("full", ("hits-50", "hits-75", "hits-95", "uniform"), 8, 320, {"sim": (65,), "sim2": (51, 16)}, 6)
+QUICK = Size("quick", ("hits-75", "uniform"), 4, 256, {"sim": (33,), "sim2": (29, 10)}, 1, 1, 16, (64, 64))
 PLACES = ("sim", "sim2")
 # Links of 12 GB/s each way, 10 us a copy; a host eight times as slow as a device
 LINK, SLOW = "h2d=12G,d2h=12G,lat=10us", "8"

@@ -31,8 +31,11 @@ def profile():
     global prints
     if cached:
         host = env["GGML_SCHED_PROF"] == "1"
-        splits = [split("attn", "ids", 1), split("ffn_moe_slots-0", "table", 0.5 if host else 2),
-                  split("ffn_moe_misses-0", "down-0", 3, 0.1), split("sum", "out", 0.5, 0, [("down-0", 0.2)])]
+        splits = [split("attn", "ids", 0.3)]
+        for il in (0, 1):
+            splits += [split(f"ffn_moe_slots-{{il}}", "table", 0.1 if host else 1),
+                       split(f"ffn_moe_misses-{{il}}", "down", 1.5, 0.1),
+                       split("sum", "out", 0.5, 0, [("down", 0.4 if host else 0.2)])]
     else:
         splits = [split("attn", "ids", 1), split("gate", "down", 8), split("add", "out", 0.5, 0, [("down", 0.2)])]
     row = dict(scheduler=0, print=prints, batch=1, n_splits=len(splits), n_nodes=9, runs=runs, ns=int(9.7e6 * runs),

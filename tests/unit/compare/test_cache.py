@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_an_eighth_of_the_experts_has_the_hit_rate_in_the_name(name: str, rate: 
 def test_places_and_their_memory() -> None:
     one, two = work.places([], work.FULL)
     assert (one.place.name, two.place.name) == ("sim", "sim2")
-    assert one.place.devices.startswith("mem=71M,h2d=12G")
+    assert one.place.devices.startswith("mem=65M,h2d=12G")
     assert two.place.devices.count(";") == 1
     with pytest.raises(UsageError, match="not measured at cpu"):
         work.places(["cpu"], work.FULL)
@@ -60,7 +61,7 @@ def test_all_modes_leave_the_same_memory() -> None:
 def test_a_round_asks_cold_then_warms_up_then_takes_turns(tmp_path: Path) -> None:
     made = fake_cache.program(tmp_path)
     found = servers.round_of((made, made), SIM, tmp_path / "m", (CACHE, CPU_MOE, FIT), work.QUICK, tmp_path / "s", 0)
-    assert found.cold == {CACHE: 9.0, CPU_MOE: 10.0, FIT: 10.0}
+    assert found.cold == {CACHE: 9.0, CPU_MOE: 10.0}
     assert found.times == {CACHE: [4.0, 4.0], CPU_MOE: [10.0, 10.0], FIT: [10.0, 10.0]}
     assert (found.warm, found.slots) == (64, [16])
     assert Counters(**found.counters) == Counters(192, 64, 16, 3200, 32)  # 2 turns of 16 tokens, none that was stale
@@ -128,11 +129,14 @@ def test_the_longer_branch_is_that_of_each_token() -> None:
     found = overlap.branches(overlap.tokens(lines))
     assert (found.tokens, found.hits, found.misses, found.longer) == (2, 2.0, 2.0, 3.0)
     assert found.rest == pytest.approx(0.25)
-    assert found.walls == pytest.approx(4.25)
+    assert (found.cycles, found.longest) == (0.0, 0.0)  # there is but one layer
 
 
 def test_a_profile_is_read_from_four_servers(tmp_path: Path) -> None:
-    found = overlap.run(fake_cache.program(tmp_path), SIM, tmp_path / "m", work.QUICK, tmp_path)
+    with ExitStack() as stack:
+        made = overlap.Session(stack, fake_cache.program(tmp_path), SIM, tmp_path / "m", work.QUICK, tmp_path)
+        made.turn(0)
+        found = made.result()
     assert found.stock.rest == pytest.approx(9.7)
     assert found.outside == pytest.approx(0.3)
     assert found.expected == pytest.approx(10.0 / (1.7 + 3.0 + 0.3))
@@ -146,8 +150,8 @@ def rounds(n: int = 6, cache: float = 4.0, *, cold: float = 10.0, uploads: int =
     return [Round({CACHE: cold, CPU_MOE: 10.0}, times, counted, 2 * 32 * cache, 256, [16])] * n
 
 
-STOCK, FORK, SERIAL = Branches(rest=9.5), Branches(rest=1.5, longer=2.0), Branches(longer=2.0)
-PROFILE = Profile(STOCK, FORK, SERIAL, Branches(walls=2.2), 0.5, 0.75, (0.75, 0.75))
+STOCK, FORK, SERIAL = Branches(rest=9.5), Branches(rest=1.5, longer=2.0), Branches(longest=2.0, between=1.0)
+PROFILE = Profile(STOCK, FORK, SERIAL, Branches(cycles=3.2), 0.5, 0.75, (0.75, 0.75))
 
 
 def judge(name: str, made: list[Round], profile: Profile | None = PROFILE) -> dict[str, Row]:
@@ -167,7 +171,7 @@ def test_the_best_of_stock_is_what_counts() -> None:
     (rounds(cache=2.5), PROFILE, set()),
     (rounds(cache=2.5, uploads=20), PROFILE, {"hits per upload"}),
     (rounds(cache=2.5, cold=11.0), PROFILE, {"cold"}),
-    (rounds(cache=2.5), replace(PROFILE, both=Branches(walls=2.4)), {"overlap"}),
+    (rounds(cache=2.5), replace(PROFILE, both=Branches(cycles=3.4)), {"overlap"}),
     (rounds(cache=2.5), replace(PROFILE, stock=Branches(rest=19.5)), {"of expected"}),
     (rounds(cache=2.5, spent=100_000), PROFILE, {"link share"}),
 ])  # fmt: skip
