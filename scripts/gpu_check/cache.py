@@ -121,8 +121,8 @@ def _perplexity(ctx: Context, words: list[str | Path], width: int, base: Path | 
 
         text.write_text("\n".join(topics[key] for key in sorted(topics))[:20_000], encoding="utf-8")
     program = ctx.programs("fork") / "llama-perplexity"
-    work: list[str | Path] = ["-f", text, "-c", str(LENGTH), "--chunks", "1", "-b", str(LENGTH), "-ub", str(width), "-fit", "off",
-            "-t", str(ctx.options.threads), "-lv", "4"]  # fmt: skip
+    batch = ["-c", str(LENGTH), "--chunks", "1", "-b", str(LENGTH), "-ub", str(width)]
+    work: list[str | Path] = ["-f", text, *batch, "-fit", "off", "-t", str(ctx.options.threads), "-lv", "4"]
     kept: list[str | Path] = ["--kl-divergence-base", base] if base else []
     return ctx.run([program, *words, *work, *kept], env=environment(ctx, STATS="1", **settings))
 

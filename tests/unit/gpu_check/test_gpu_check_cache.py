@@ -29,8 +29,8 @@ def test_the_three_have_the_same_memory_and_are_asked_in_turns(gpu: GpuWorld) ->
     started = [one["words"] for one in gpu.served if "words" in one]
     host = [int(words[words.index("-ncmoe") + 1]) for words in started]
     slots = [words[words.index("--moe-expert-cache") + 1] for words in started if "--moe-expert-cache" in words]
-    assert host == [8, 8, 4, 8]  # cache, all on the host, half of the layers; and the cache beside its margin
-    assert slots == ["8", "-1"]
+    assert sorted(host[:3]) == [4, 8, 8]  # half of the layers, cache, all on the host: the three start at once
+    assert (host[3], slots) == (8, ["8", "-1"])  # and the cache beside its margin
     pids = [one["pid"] for one in gpu.completions]
     assert pids[:3] == pids[5:2:-1]
     seeds = [one["body"]["seed"] for one in gpu.completions[:6]]
