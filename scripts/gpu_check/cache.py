@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_check import model
+from gpu_check import devices, model
 from gpu_check.programs import Done, checked
-from gpu_check.stage import Context, Outcome, Table
+from gpu_check.stage import SIM_DEVICE, Context, Outcome, Table
 from llamafork.errors import LlamaforkError, UnhealthyError
 
 LENGTH = 256  # tokens, of which llama-perplexity judges the second half
@@ -22,6 +22,7 @@ NUMBERS = {
     "same_top": re.compile(r"^Same top p:\s*(\S+)", re.MULTILINE),
 }
 STATS = re.compile(r"expert cache: ([\d.]+) % hits, (\d+) uploads .*?(\d+) decodes with it, (\d+) without")
+DEVICE = re.compile(r"expert cache: (\w+): \d+ slots in each of")
 OFF = re.compile(r"expert cache: (off: .*|not served: .*)")
 HEADER = ("tokens at once", "placement", "mean KL, nats", "PPL", "PPL of --cpu-moe", "same best, %", "hits, %")
 
@@ -68,22 +69,28 @@ def output(ctx: Context) -> Outcome:
 
 
 def audit(ctx: Context) -> Outcome:
-    """Slots against their source at each step: with other experts in each, and with uploads that go on meanwhile."""
+    """Slots against their source at each step: with other experts in each, with uploads that go on meanwhile, and on
+    two devices, which are one card twice.
+    """
     facts = ctx.found["model"]
     few = int(facts["spec"]["n_expert_used"]) + 1
-    runs = {
-        "as few slots as possible": (few, {"POLICY": "lru", "BUDGET": "64", "WAIT": "1"}),
-        "half of the experts": (slots(facts, 0.5), {"POLICY": "lru", "BUDGET": "64"}),
+    runs: dict[str, tuple[int, int, dict[str, str]]] = {
+        "as few slots as possible": (1, few, {"WAIT": "1"}),
+        "half of the experts": (1, slots(facts, 0.5), {}),
+        "half of the experts, two devices": (2, slots(facts, 0.5), {}),
     }
     found: dict[str, Any] = {}
-    for name, (count, settings) in runs.items():
-        words = [*model.placed(ctx, facts["layers"]), "--moe-expert-cache", str(count)]
-        done = checked(_perplexity(ctx, words, 1, None, AUDIT="64", **settings))
+    for name, (count, n_slots, settings) in runs.items():
+        words = [*model.placed(ctx, facts["layers"]), "--moe-expert-cache", str(n_slots)]
+        done = checked(
+            _perplexity(ctx, words, 1, None, n_devices=count, AUDIT="64", POLICY="lru", BUDGET="64", **settings)
+        )
         found[name] = used(done)
-        if not found[name]["uploads"]:
-            raise UnhealthyError("nothing was uploaded, so nothing was audited", why=name)
+        if not found[name]["uploads"] or len(found[name]["devices"]) != count:
+            why = f"{name}: {found[name]['uploads']} uploads to {', '.join(found[name]['devices'])}"
+            raise UnhealthyError("not all that was to be audited was there", why=why, do="see log.txt")
     uploads = sum(one["uploads"] for one in found.values())
-    return Outcome(f"{uploads} uploads, 64 slots looked at in each of {LENGTH} steps twice, no difference", found)
+    return Outcome(f"{uploads} uploads, 64 slots looked at in each of {LENGTH} steps, no difference", found)
 
 
 def output_cost(ctx: Context) -> float:
@@ -101,7 +108,8 @@ def used(done: Done) -> dict[str, Any]:
     if last is None or not int(last[3]):
         why = OFF.search(said)
         raise UnhealthyError("the expert cache was not used", why=why[1] if why else done.last, do="see log.txt")
-    return {"hits": float(last[1]), "uploads": int(last[2]), "steps": int(last[3])}
+    seen = list(dict.fromkeys(DEVICE.findall(said)))
+    return {"hits": float(last[1]), "uploads": int(last[2]), "steps": int(last[3]), "devices": seen}
 
 
 def _judge(kl: float, control: float, width: int) -> None:
@@ -114,7 +122,9 @@ def _judge(kl: float, control: float, width: int) -> None:
         )
 
 
-def _perplexity(ctx: Context, words: list[str | Path], width: int, base: Path | None, **settings: str) -> Done:
+def _perplexity(
+    ctx: Context, words: list[str | Path], width: int, base: Path | None, n_devices: int = 1, **settings: str
+) -> Done:
     text = ctx.work / "cache.txt"
     if not text.is_file():
         from pydoc_data.topics import topics
@@ -124,7 +134,12 @@ def _perplexity(ctx: Context, words: list[str | Path], width: int, base: Path | 
     batch = ["-c", str(LENGTH), "--chunks", "1", "-b", str(LENGTH), "-ub", str(width)]
     work: list[str | Path] = ["-f", text, *batch, "-fit", "off", "-t", str(ctx.options.threads), "-lv", "4"]
     kept: list[str | Path] = ["--kl-divergence-base", base] if base else []
-    return ctx.run([program, *words, *work, *kept], env=environment(ctx, STATS="1", **settings))
+    env = environment(ctx, STATS="1", **settings)
+    if n_devices > 1:
+        env |= {"GGML_CUDA_DEVICES": str(n_devices), "GGML_SIM_DEVICES": ";".join([SIM_DEVICE] * n_devices)}
+        name = devices.first(ctx).rstrip("0123456789")
+        kept += ["-dev", ",".join(f"{name}{number}" for number in range(n_devices))]  # the last one counts
+    return ctx.run([program, *words, *work, *kept], env=env)
 
 
 def _numbers(done: Done) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def placements(ctx: Context, facts: Mapping[str, Any], share: float) -> dict[str
 
 def _share(ctx: Context, facts: Mapping[str, Any], share: float) -> dict[str, Any]:
     """Three servers at a time, asked in turns; the first round is cold."""
-    options = replace(ctx.options, prefill=min(PREFILL, ctx.options.prefill))
+    threads = max(1, ctx.options.threads - 1)  # a core for the device's driver and the uploads
+    options = replace(ctx.options, prefill=min(PREFILL, ctx.options.prefill), threads=threads)
     args = ["-lm", "mmap", *speed._server_args(options)]
     with ExitStack() as stack:
         places = placements(ctx, facts, share)

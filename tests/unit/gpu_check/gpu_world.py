@@ -154,6 +154,9 @@ if "--moe-expert-cache" in words:
         print("expert cache: slot 3 of w does not hold expert 7", file=sys.stderr)
         sys.exit(134)
     else:
+        last = len(words) - 1 - words[::-1].index("-dev")
+        for device in words[last + 1].split(",")[:1 if mood == "one" else None]:
+            print(f"I expert cache: {{device}}: 8 slots in each of 4 layers (0-3)", file=sys.stderr)
         print("W expert cache: 61.5 % hits, 40 uploads (3.0 hits each, 1.0 MiB), 0 failed, 0 waits, "
               "32 decodes with it, 0 without", file=sys.stderr)
 """

@@ -14,7 +14,8 @@ def test_all_is_well_and_the_numbers_are_there(gpu: GpuWorld) -> None:
     output, audit, fast = (gpu.stages[name]["numbers"] for name in ("cache-output", "cache-audit", "cache-speed"))
     assert set(output) == {"whole layers, 1 at once", "cache, 1 at once", "whole layers, 8 at once", "cache, 8 at once"}
     assert output["cache, 8 at once"]["hits"] == 61.5
-    assert audit["half of the experts"] == {"hits": 61.5, "uploads": 40, "steps": 32}
+    assert audit["half of the experts"] == {"hits": 61.5, "uploads": 40, "steps": 32, "devices": ["CUDA0"]}
+    assert audit["half of the experts, two devices"]["devices"] == ["CUDA0", "CUDA1"]
     half = fast["50%"]
     assert (half["decode_to_cpu-moe"]["median"], half["prefill_to_layers"]["median"]) == pytest.approx((2.0, 2.0))
     assert half["cold"] == pytest.approx({"cache": 60.0, "cpu-moe": 30.0, "layers": 30.0})
@@ -65,6 +66,12 @@ def test_a_slot_that_is_wrong_ends_the_audit_with_its_name(gpu: GpuWorld) -> Non
     assert gpu.run("--stages", "cache-output,cache-audit") == 1
     assert gpu.states["cache-output"] == "done"
     assert "slot 3 of w does not hold expert 7" in gpu.stages["cache-audit"]["why"]
+
+
+def test_a_second_device_without_a_cache_fails_the_audit(gpu: GpuWorld) -> None:
+    gpu.env.setenv("FAKE_PERPLEXITY", "one")
+    assert gpu.run("--stages", "cache-audit") == 1
+    assert "half of the experts, two devices: 40 uploads to CUDA0" in gpu.stages["cache-audit"]["why"]
 
 
 def test_a_margin_that_is_not_held_fails_and_the_speeds_are_kept(
