@@ -185,7 +185,7 @@ class TestHostile:
         assert told.lines[0]["cache"]["hits"] > 0
 
     def test_banks_no_larger_than_an_allocation(self, build: Build, tmp_path: Path) -> None:
-        """A device's largest allocation is a limit of its own; here less than a bank of all experts, 1088 KiB."""
+        """A device's largest allocation is a limit of its own: 1 MiB, and banks of all experts have 4.5 and more."""
         big = tmp_path / "m.gguf"
         words = (
             "--arch",
@@ -195,19 +195,21 @@ class TestHostile:
             "--embd",
             "256",
             "--ff",
-            "256",
-            "--experts",
-            "16",
-            "--used",
-            "4",
+            "512",
+            "--heads",
+            "2",
+            "--kv-heads",
+            "1",
         )
-        assert cli.main(["--quiet", "make-model", str(big), *words, "--vocab", "300", "--type", "Q8_0"]) == 0
+        words += ("--head-dim", "32", "--experts", "64", "--used", "4", "--vocab", "300", "--type", "Q4_0")
+        assert cli.main(["--quiet", "make-model", str(big), *words]) == 0
+        small = ("-c", "256", "-b", "16", "-ub", "16", "--moe-expert-cache", "-1")
         slots = []
         for more in ("", ",max_alloc=1M"):
-            ran = run(build, "run", big, "--moe-expert-cache", "-1", devices=ONE + more, LLAMA_MOE_CACHE_MARGIN_MB="0")
+            ran = run(build, "run", big, *small, devices=ONE + more, LLAMA_MOE_CACHE_MARGIN_MB="0")
             assert ran.code == 0, ran.log[-4000:]
             slots.append(ran.lines[0]["cache"]["devices"][0]["slots"])
-        assert slots == [16, 15]
+        assert slots == [64, 14]
 
     def test_no_page_locked_memory(self, build: Build, model: Path) -> None:
         equal(run(build, "mixed", model, GGML_SIM_PIN="1K"))

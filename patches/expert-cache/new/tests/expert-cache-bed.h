@@ -66,6 +66,7 @@ struct options {
     std::string        rpc;
     std::vector<float> split;
     int32_t n_gpu_layers = 0, n_cpu_moe = 0, n_threads = 1, n_seq = 4, n_slots = 0, window = 64, seed = 1;
+    int32_t n_ctx = 1024, n_batch = 512, n_ubatch = 512;
     bool    repack       = true;
 
     ggml_backend_sched_eval_callback cb_eval = nullptr;
@@ -74,6 +75,7 @@ struct options {
         const std::map<std::string, int32_t *> numbers = {
             { "-ngl", &n_gpu_layers }, { "-ncmoe", &n_cpu_moe }, { "-t", &n_threads }, { "-np", &n_seq }, { "--seed", &seed },
             { "--moe-expert-cache", &n_slots }, { "--moe-cache-window", &window },
+            { "-c", &n_ctx }, { "-b", &n_batch }, { "-ub", &n_ubatch },
         };
         for (int i = 0; i < argc; i++) {
             const std::string name = argv[i];
@@ -166,8 +168,9 @@ struct bed {
 
     llama_context_ptr context(llama_model * m) {
         llama_context_params cparams = llama_context_default_params();
-        cparams.n_ctx           = 1024;
-        cparams.n_batch         = 512;
+        cparams.n_ctx           = params.n_ctx;
+        cparams.n_batch         = params.n_batch;
+        cparams.n_ubatch        = params.n_ubatch;
         cparams.n_seq_max       = params.n_seq;
         cparams.n_threads       = params.n_threads;
         cparams.n_threads_batch = params.n_threads;

@@ -47,9 +47,6 @@ void ggml_sched_overlap_free(ggml_sched_overlap * ov) {
     delete ov;
 }
 
-void ggml_sched_overlap_reset(ggml_sched_overlap * ov) {
-    ov->marks.clear();
-}
 
 void ggml_sched_overlap_add(ggml_sched_overlap * ov, const ggml_tensor * node) {
     if (ov->enabled) {
@@ -144,6 +141,11 @@ static void settle(ggml_sched_overlap * ov) {
         ggml_backend_synchronize(backend);
     }
     ov->sending.clear();
+}
+
+void ggml_sched_overlap_reset(ggml_sched_overlap * ov) {
+    settle(ov); // the inputs of another graph may be written next
+    ov->marks.clear();
 }
 
 bool ggml_sched_overlap_take(ggml_sched_overlap * ov, int split_id, ggml_backend_t backend) {
