@@ -20,8 +20,8 @@ PASS_THROUGH = {
     "bench": "run the built llama-bench; everything else is passed on",
 }
 BACKENDS = ("cpu", "rpc", "cuda", "vulkan", "hip", "metal", "sim")
-SUITES = ("identity", "quality", "speed")
-TRACE_POLICIES = ("lru", "lfu", "belady")
+SUITES = ("identity", "quality", "speed", "cache")
+TRACE_POLICIES = ("score", "lru", "lfu", "belady")
 PROFILES = ("release", "test", "asan", "tsan")
 
 
@@ -210,12 +210,13 @@ def _compare(at: argparse.ArgumentParser) -> None:
     what = "a build's key or its first letters, `stock`, or a folder of programs of any llama.cpp"
     at.add_argument("a", metavar="A", help=what)
     at.add_argument("b", metavar="B", nargs="?", default="stock", help="the same (default: stock)")
-    at.add_argument("--model", action="append", required=True, metavar="FILE", help="may be repeated")
+    at.add_argument("--model", action="append", metavar="FILE", help="may be repeated; cache makes its own")
     at.add_argument("--suite", action="append", choices=SUITES, help="default: identity")
     at.add_argument("--on", action="append", metavar="PLACE", help="cpu, sim, sim2, rpc2 … (default: all)")
     at.add_argument("--text", metavar="FILE", help="quality: the text (default: Python's manual)")
     at.add_argument("--max-kl", type=_share, default=1e-4, metavar="X", help="quality: mean divergence allowed (1e-4)")
-    at.add_argument("--rounds", type=_positive, default=15, metavar="N", help="speed: fresh pairs of A and B (15)")
+    at.add_argument("--rounds", type=_positive, metavar="N", help="speed, cache: fresh servers of A and B (15, 6)")
+    at.add_argument("--quick", action="store_true", help="cache: a rehearsal of a minute, without verdicts")
     at.add_argument("--repeat", type=_positive, default=6, metavar="N", help="speed: A B B A of a pair (default 6)")
     at.add_argument("--threshold", type=_share, default=0.02, metavar="X", help="speed: what does not count (0.02)")
     at.add_argument("--threads", type=_positive, default=1, metavar="N", help="speed: of the host (default 1)")
@@ -254,6 +255,9 @@ def _trace(at: argparse.ArgumentParser, common: Parser) -> None:
     simulate.add_argument("--policy", action="append", choices=TRACE_POLICIES, help="default: all")
     simulate.add_argument("--skip", type=_natural, default=64, metavar="N", help="tokens that fill the cache (64)")
     simulate.add_argument("--all", action="store_true", help="the prompt's tokens too, not only what was generated")
+    simulate.add_argument("--build", metavar="KEY", help="whose policy score (default: the current build's)")
+    simulate.set_defaults(more=[])
+    simulate.epilog = "Behind --: options of llama-expert-policy-sim, such as -- --delay 2 --earn 3"
 
 
 def _action(verbs: Any, common: Parser, group: str, name: str, text: str, *, call: str = "") -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Args = Sequence[str | Path]
 POSIX = os.name == "posix"
-FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "GGML_")
+FOREIGN = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_MOE_CACHE_", "GGML_")
 _shared: list[int] = []  # descriptors of the locks now held, for the programs started meanwhile
 
 

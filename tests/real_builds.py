@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,12 @@ from llamafork.run import client
 ROOT = Path(__file__).resolve().parents[1]
 # With simulated devices and test programs; flags are those of a release, so that the compiler cache serves both.
 SIM = ("--backend", "rpc", "--backend", "sim", "-C", "-DLLAMA_BUILD_TESTS=ON")
-for _name in ("llama-server", "llama-bench", "llama-results", "ggml-rpc-server", "test-backend-ops", "test-sim-device"):
+for _name in ("llama-server", "llama-bench", "llama-results", "ggml-rpc-server", "test-backend-ops"):
     SIM += ("--target", _name)
+# The fork has more of them: tests of its changes that need ggml at most.
+OWN = ("--target", "test-sim-device", "--target", "test-mmid-skip", "--target", "test-sched-overlap",
+       "--target", "test-expert-policy")  # fmt: skip
+FORK_SIM = (*SIM, *OWN, "--target", "test-expert-cache")
 PROMPT = "The expert cache keeps"
 
 
@@ -41,6 +46,14 @@ def find(*options: str) -> Build:
     found = store.find(paths.find(), Path(root).name)
     assert found is not None
     return found
+
+
+def tests_of(profile: str) -> Build:
+    """Of the fork, with its own test programs; the sanitizers' profiles have nothing else."""
+    return find(*FORK_SIM) if profile == "release" else find("--profile", profile, *OWN)
+
+
+tests_of.__test__ = False  # type: ignore[attr-defined]  # pytest takes its name for a test's
 
 
 @contextlib.contextmanager
@@ -69,6 +82,23 @@ def serving(
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def rpc(build: Build) -> Iterator[str]:
+    """An RPC server on this machine: a second device, so that there are splits and copies."""
+    port = client.free_port()
+    server = subprocess.Popen([build.program("ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port)],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
 
 
 def wait_gone(pid: int, seconds: float = 10.0) -> bool:

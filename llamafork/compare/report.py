@@ -42,19 +42,22 @@ class Report:
     ours: str
     theirs: str
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()  # what must be said beside the numbers
 
     @property
     def bad(self) -> bool:
         return any(row.bad for row in self.rows)
 
     def as_dict(self) -> dict[str, object]:
-        return {"a": self.ours, "b": self.theirs, "ok": not self.bad, "rows": [asdict(row) for row in self.rows]}
+        return {"a": self.ours, "b": self.theirs, "ok": not self.bad, "notes": list(self.notes),
+                "rows": [asdict(row) for row in self.rows]}  # fmt: skip
 
 
 def markdown(report: Report) -> str:
     lines = [
         f"{report.ours} against {report.theirs}",
         "",
+        *(line for note in report.notes for line in (note, "")),
         "| suite | model | place | number | verdict | detail |",
         "|---|---|---|---|---|---|",
     ]
@@ -69,6 +72,10 @@ def junit(report: Report) -> str:
     rows = report.rows
     top = ET.Element("testsuite", name=f"{report.ours} against {report.theirs}", tests=str(len(rows)),
                      failures=str(sum(r.bad for r in rows)))  # fmt: skip
+    if report.notes:
+        properties = ET.SubElement(top, "properties")
+        for note in report.notes:
+            ET.SubElement(properties, "property", name="note", value=note)
     for row in rows:
         name = f"{row.model} at {row.place}" + (f": {row.number}" if row.number else "")
         case = ET.SubElement(top, "testcase", classname=row.suite, name=name, time=f"{row.seconds:.3f}")
@@ -89,7 +96,7 @@ def plot(report: Report) -> bytes:
     """A PNG of the speeds: one line a number, A over B with its interval."""
     from matplotlib.figure import Figure
 
-    rows = [row for row in report.rows if row.ratio is not None]
+    rows = [row for row in report.rows if row.low is not None]
     figure = Figure(figsize=(8, 1.2 + 0.32 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for at, row in enumerate(rows):

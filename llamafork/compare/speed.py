@@ -99,7 +99,7 @@ def cores_for(need: int, number: int) -> set[int] | None:
 
 
 @contextmanager
-def _on(cores: set[int] | None) -> Iterator[None]:
+def on_cores(cores: set[int] | None) -> Iterator[None]:
     """What is started in the block, and all that it starts, runs on *cores* alone."""
     if cores is None:
         yield
@@ -140,7 +140,7 @@ def round_of(
         for side in (0, 1):
             words = [*places[side], "-t", str(work.threads), "-c", str(work.context), "-np", "1", "--no-warmup"]
             command: list[str | Path] = [pair[side].program("llama-server"), "-m", model, *words]
-            with _on(cores):
+            with on_cores(cores):
                 servers.append(stack.enter_context(client.running(command, scratch / f"{side}.log", env=envs[side])))
         tokens = prompt(servers[1], max(work.prefill))
         in_turns(lambda side: ask(servers[side], tokens, work), times, work.repeat)

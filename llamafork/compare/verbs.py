@@ -13,12 +13,15 @@ from pathlib import Path
 
 from llamafork import console
 from llamafork.compare import identity, journal, quality, report, speed, target
+from llamafork.compare.cache import servers, suite, work
 from llamafork.compare.journal import Journal
 from llamafork.compare.report import Report, Row
 from llamafork.compare.target import Place, Target
 from llamafork.errors import Exit, LlamaforkError, UsageError
 from llamafork.facts.gguf_file import check_model
 from llamafork.paths import Paths, check_result
+
+ROUNDS = 15  # of speed
 
 
 @dataclass(frozen=True)
@@ -42,42 +45,62 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
     theirs = target.resolve(paths, ns.b) if ns.b != "stock" else target.twin_of(paths, ours)
     if ours.folder == theirs.folder and not ns.self_test:
         raise UsageError("both are the same build", do="name two, or give --self-test to see what noise looks like")
-    models = [Path(name).absolute() for name in ns.model]
+    suites = ns.suite or ["identity"]
+    models = [Path(name).absolute() for name in ns.model or []]
+    if not models and set(suites) != {"cache"}:
+        raise UsageError("--model is missing", why="only the suite cache makes models of its own", do="--model FILE")
     for model in models:
         check_model(model)
-    suites = ns.suite or ["identity"]
     for name in filter(None, (ns.markdown, ns.junit, ns.plot)):
         check_result(Path(name), stream=True)
     if ns.plot:
         report.check_plot(suites)
-    if ns.rounds < speed.LEAST:
+    if ns.rounds is not None and ns.rounds < speed.LEAST:
         raise UsageError(
             f"--rounds {ns.rounds} is too few", why="their spread says nothing", do=f"at least {speed.LEAST}"
         )
     more = variables(ns.env_a or [])
     if more and "speed" not in suites:
         raise UsageError("--env-a is for speed", why="the other suites give both the same", do="add --suite speed")
-    places = target.places(ns.on or [])
-    for place in places:
+    size, cached = _cache_places(ns) if "cache" in suites else (work.FULL, [])
+    if cached:
+        servers.check_cache(ours)
+    places = target.places(ns.on or []) if set(suites) != {"cache"} else []
+    for place in [*places, *(one.place for one in cached)]:
         for one in (ours, theirs):
             target.check_devices(place, one)
     files = [*models, *([Path(ns.text).absolute()] if ns.text else [])]
-    keys = [suites, ns.rounds, ns.repeat, ns.threads, more, ns.self_test]
+    keys = [suites, ns.rounds, ns.repeat, ns.threads, more, ns.self_test, ns.quick]
     kept = journal.of(paths, [ours, theirs], files, keys)
     if kept.done:
         console.say(f"going on with an interrupted comparison: {len(kept.done)} steps are done")
+    pair = (ours, theirs)
     rows: list[Row] = []
-    for suite in suites:
-        for model in models:
-            for place in places:
-                try:
-                    rows += SUITES[suite](Case(ours, theirs, model, place, ns, kept))
-                except LlamaforkError as error:  # what is done and what follows is worth knowing all the same
-                    console.failure(error)
-                    rows.append(Row(suite, model.name, place.name, "failed", True, f"{error.what}: {error.why}"))
-    code = _tell(Report(ours.name, theirs.name, tuple(rows)), ns)
+    for name in suites:
+        tasks = [
+            (model.name, place.name, partial(SUITES[name], Case(ours, theirs, model, place, ns, kept)))
+            for model in models for place in places
+        ] if name != "cache" else [
+            (load.name, at.place.name, partial(suite.run, pair, at, load, size, paths.cache / "bench", kept))
+            for at in cached for load in work.WORKLOADS if load.name in size.workloads
+        ]  # fmt: skip
+        for model_name, place_name, task in tasks:
+            try:
+                rows += task()
+            except LlamaforkError as error:  # what is done and what follows is worth knowing all the same
+                console.failure(error)
+                rows.append(Row(name, model_name, place_name, "failed", True, f"{error.what}: {error.why}"))
+    notes = tuple(dict.fromkeys(f"cache: {one.note}" for one in cached))
+    code = _tell(Report(ours.name, theirs.name, tuple(rows), notes), ns)
     kept.close()
     return code
+
+
+def _cache_places(ns: argparse.Namespace) -> tuple[work.Size, list[work.CachePlace]]:
+    size = work.QUICK if ns.quick else work.FULL
+    if ns.rounds is not None and not ns.quick:
+        size = replace(size, rounds=ns.rounds)
+    return size, work.places(ns.on or [], size)
 
 
 def variables(words: Sequence[str]) -> dict[str, str]:
@@ -91,6 +114,8 @@ def variables(words: Sequence[str]) -> dict[str, str]:
 def _tell(made: Report, ns: argparse.Namespace) -> int:
     columns = ("suite", "model", "place", "number", "verdict", "")
     console.table(columns, [(r.suite, r.model, r.place, r.number, r.verdict, r.detail) for r in made.rows])
+    for note in made.notes:
+        console.say(note)
     for path in report.write(made, markdown_file=ns.markdown, junit_file=ns.junit, plot_file=ns.plot):
         console.say(f"written {path}")
     console.emit("compare", made.as_dict())
@@ -128,8 +153,9 @@ def _speed(case: Case) -> Iterator[Row]:
             return speed.round_of(pair, case.place, case.model, work, Path(scratch), more, number=number)
 
     with console.step(f"speed: {case.model.name} at {case.place.name}") as step:
-        for number in range(case.options.rounds):
-            step.update(f"round {number + 1} of {case.options.rounds}")
+        rounds = case.options.rounds or ROUNDS
+        for number in range(rounds):
+            step.update(f"round {number + 1} of {rounds}")
             took = case.step(f"speed {number}", partial(round_of, number))
             assert isinstance(took, list)
             for side, times in zip(sides, took, strict=True):

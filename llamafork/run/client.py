@@ -79,6 +79,7 @@ def running(
         session() as web,
         proc.kept(words, env=dict(os.environ if env is None else env), stdout=sink, stderr=sink) as process,
     ):
+        web.headers["Connection"] = "close"  # the server closes one that is idle for 5 s, maybe just as we ask again
         try:
             client = Client(f"http://127.0.0.1:{port}", web, process, log)
             _await(client, timeout)

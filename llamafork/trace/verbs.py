@@ -10,10 +10,10 @@ import numpy as np
 
 from llamafork import console, proc
 from llamafork.build import store
-from llamafork.errors import Exit, Interrupted, Terminated, UnhealthyError, UsageError
+from llamafork.errors import Exit, Interrupted, LlamaforkError, Terminated, UnhealthyError, UsageError
 from llamafork.facts.gguf_file import check_model
 from llamafork.paths import Paths, check_result, show
-from llamafork.trace import simulate
+from llamafork.trace import program, simulate
 from llamafork.trace.format import Trace, load
 
 LOGGED = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ")
@@ -140,12 +140,16 @@ def simulated(ns: argparse.Namespace, paths: Paths) -> int:
     if len(played) <= ns.skip:
         kind = "tokens" if ns.all else "decoded tokens"
         raise UsageError(f"the trace has {len(played)} {kind}, and --skip is {ns.skip}", do="record more, or skip less")
+    names, shipped = _policies(ns, paths)
     rows, data = [], []
     for slots in ns.slots or sorted({max(1, round(share * trace.n_expert)) for share in SHARES}):
         if not 0 < slots <= trace.n_expert:
             raise UsageError(f"{slots} slots for {trace.n_expert} experts", do="give 1 to the number of experts")
-        for name in ns.policy or list(simulate.POLICIES):
-            score = simulate.run(played, name, slots, skip=ns.skip)
+        for name in names:
+            if shipped and name in program.POLICIES:
+                score = program.run(shipped, Path(ns.trace), name, slots, skip=ns.skip, everything=ns.all, more=ns.more)
+            else:
+                score = simulate.run(played, name, slots, skip=ns.skip)
             per = f"{score.hits_per_upload:.1f}" if score.uploads else "no uploads"
             rows.append((name, f"{slots} ({slots / trace.n_expert:.0%})", f"{score.rate:.1%}", per, str(score.uploads)))
             data.append({"policy": name, "slots": slots, "rate": round(score.rate, 6), "hits": score.hits,
@@ -153,3 +157,19 @@ def simulated(ns: argparse.Namespace, paths: Paths) -> int:
     console.table(("policy", "slots", "hit rate", "hits an upload", "uploads"), rows)
     console.emit("trace-simulation", {"tokens": len(played), "skip": ns.skip, "scores": data})
     return Exit.OK
+
+
+def _policies(ns: argparse.Namespace, paths: Paths) -> tuple[list[str], Path | None]:
+    """The policies to play, and the program for those that a build has; not asked for, they may be missing."""
+    names = ns.policy or [*program.POLICIES, *simulate.POLICIES]
+    if not set(names) & set(program.POLICIES):
+        if ns.more:
+            raise UsageError("options behind -- are for the policy score", do="add --policy score, or leave them out")
+        return names, None
+    try:
+        return names, program.find(store.resolve(paths, ns.build))
+    except LlamaforkError as error:
+        if ns.policy or ns.build:
+            raise
+        console.warn(f"without the policy {', '.join(program.POLICIES)}: {error}")
+        return list(simulate.POLICIES), None

@@ -46,6 +46,12 @@ def gpus() -> list[str]:
     return [", ".join(part.strip() for part in line.split(",")) for line in out.splitlines() if line.strip()]
 
 
+def free_memory() -> int | None:
+    """Bytes of the first GPU that nobody uses, or None where nvidia-smi does not say."""
+    out = _ask("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits").splitlines()
+    return int(out[0]) << 20 if out and out[0].strip().isdigit() else None
+
+
 def require_gpu() -> None:
     """Refuse before minutes are spent on a build that would then compute on the CPU."""
     if not gpus() and driver_devices() < 1:

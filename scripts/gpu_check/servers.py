@@ -64,8 +64,13 @@ class Server:
             except (OSError, HTTPException):
                 time.sleep(POLL_SECONDS)
 
+    def get(self, path: str) -> Any:
+        return self._ask(path, urllib.request.Request(self.url + path))
+
     def post(self, path: str, body: Mapping[str, object]) -> Any:
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), JSON)
+        return self._ask(path, urllib.request.Request(self.url + path, json.dumps(body).encode(), JSON))
+
+    def _ask(self, path: str, request: urllib.request.Request) -> Any:
         try:
             with WEB.open(request, timeout=self._limit()) as answer:
                 return json.load(answer)

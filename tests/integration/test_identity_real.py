@@ -10,7 +10,7 @@ from typing import Any
 
 import planted
 import pytest
-from real_builds import SIM, find, llamafork
+from real_builds import FORK_SIM, SIM, find, llamafork
 
 from llamafork.build.store import Build
 from llamafork.synth.archs import LAYOUTS
@@ -29,7 +29,7 @@ Rows = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def twins() -> tuple[Build, Build]:
     """With simulated devices; the stock one is the pin plus these alone."""
-    return find(*SIM), find("--stock", *SIM)
+    return find(*FORK_SIM), find("--stock", *SIM)
 
 
 def test_the_fork_is_stock_on_all_devices(twins: tuple[Build, Build], model: Path) -> None:

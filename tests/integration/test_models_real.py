@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from real_builds import SIM, complete, find
+from real_builds import FORK_SIM, SIM, complete, find
 
 from llamafork import cli
 from llamafork.build.store import Build
@@ -83,7 +83,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @pytest.fixture(scope="module")
 def tool() -> Build:
-    return find(*SIM)
+    return find(*FORK_SIM)
 
 
 @pytest.fixture(scope="module")

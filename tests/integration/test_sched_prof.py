@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_builds import complete, serving
+from real_builds import complete, rpc, serving
 
 from llamafork.build.store import Build
 from llamafork.run import client
-
-
-@contextlib.contextmanager
-def rpc(build: Build) -> Iterator[str]:
-    """An RPC server on this machine: a second device, so that there are splits and copies."""
-    port = client.free_port()
-    server = subprocess.Popen([build.program("ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port)],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    try:
-        for _ in range(100):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            time.sleep(0.05)
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_off_prints_nothing(fork: Build, model: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from real_builds import SIM, complete, find
+from real_builds import FORK_SIM, complete, find, tests_of
 
 from llamafork.build.store import Build
 
@@ -33,8 +33,7 @@ ORDERED = ("order", "events", "device-copy", "max-alloc", "experts-other", "expe
 
 @pytest.fixture(scope="module", params=["release", "asan", "tsan"])
 def tool(request: pytest.FixtureRequest) -> Build:
-    profile = request.param
-    return find(*SIM) if profile == "release" else find("--profile", profile, "--target", "test-sim-device")
+    return tests_of(request.param)
 
 
 def run(tool: Build, case: str, devices: str = "1", **env: str) -> subprocess.CompletedProcess[str]:
@@ -143,7 +142,7 @@ class TestOptimised:
 
     @pytest.fixture
     def tool(self) -> Build:
-        return find(*SIM)
+        return find(*FORK_SIM)
 
     @pytest.mark.alone
     @pytest.mark.parametrize("case", ["overlap-cpu", "overlap-two", "overlap-upload"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_check import archive, command, machine, model, speed, toolkit
+from gpu_check import archive, cache_speed, command, machine, model, speed, toolkit
 
 CMAKE = """#!{python}
 import os, pathlib, sys, time
@@ -84,6 +84,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(what).encode())
 
     def do_GET(self):
+        if self.path == "/props":
+            state = os.environ.get("FAKE_CACHE", "active")
+            slots = int(value("--moe-expert-cache")) if "--moe-expert-cache" in words else 0
+            return self.answer(dict(moe_cache=dict(status=state, reason="too small", hit_rate=min(1.0, asked / 8),
+                                                   devices=[dict(slots=max(slots, 4))])))
         self.answer(dict(status="ok"))
 
     def do_POST(self):
@@ -100,7 +105,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if mood == "hangs" and asked == 6:
             time.sleep(60)
         prompt, decode = len(body["prompt"]), body["n_predict"]
-        rate = 30.0 if kind == "fork" else 20.0
+        rate = (60.0 if "--moe-expert-cache" in words else 30.0) if kind == "fork" else 20.0
         timings = dict(prompt_n=prompt - (mood == "cached"), prompt_ms=100 * prompt / rate,
                        predicted_n=decode, predicted_ms=1000 * decode / rate)
         self.answer(dict(timings=timings, tokens=[body["seed"]] * decode) if mood != "mute" else dict())
@@ -133,11 +138,34 @@ words = sys.argv[1:]
 odd = os.environ.get("FAKE_RESULTS") == "odd" and kind == "fork" and words[words.index("-ub") + 1] == "1"
 pathlib.Path(words[words.index("-o") + 1]).write_text("other logits" if odd else "logits")
 """
+PERPLEXITY = """#!{python}
+import os, pathlib, sys
+words = sys.argv[1:]
+mood = os.environ.get("FAKE_PERPLEXITY", "")
+if "--kl-divergence-base" in words and "--kl-divergence" not in words:
+    pathlib.Path(words[words.index("--kl-divergence-base") + 1]).write_text("base")
+if "--kl-divergence" in words:
+    kl = 0.5 if mood == "differs" and "--moe-expert-cache" in words else 0.00001
+    print(f"Mean PPL(Q) : 10.1 x\\nMean PPL(base) : 10.0 x\\nMean    KLD: {{kl}} x\\nSame top p: 99.5 x")
+if "--moe-expert-cache" in words:
+    if mood == "off":
+        print("W expert cache: off: the model has no experts", file=sys.stderr)
+    elif mood == "audit" and "LLAMA_MOE_CACHE_AUDIT" in os.environ:
+        print("expert cache: slot 3 of w does not hold expert 7", file=sys.stderr)
+        sys.exit(134)
+    else:
+        last = len(words) - 1 - words[::-1].index("-dev")
+        for device in words[last + 1].split(",")[:1 if mood == "one" else None]:
+            print(f"I expert cache: {{device}}: 8 slots in each of 4 layers (0-3)", file=sys.stderr)
+        print("W expert cache: 61.5 % hits, 40 uploads (3.0 hits each, 1.0 MiB), 0 failed, 0 waits, "
+              "32 decodes with it, 0 without", file=sys.stderr)
+"""
 MAKER = """
 import json, pathlib, sys
 pathlib.Path(sys.argv[1]).write_bytes(b"m" * 1000)
 print(json.dumps({"name": "fake", "bytes": 1000, "sha256": "0", "expert_bytes": 800, "layers": 8, "params": 1,
-                  "active_params": 1, "spec": {}, "lru_hit_rates": {"0.125": 0.5, "0.5": 0.8}}))
+                  "active_params": 1, "spec": {"n_expert": 16, "n_expert_used": 4},
+                  "lru_hit_rates": {"0.125": 0.5, "0.5": 0.8}}))
 """
 CASES = speed.cases
 STOCK = {"tree": "5" * 40, "removed": ["fork.txt"]}
@@ -161,7 +189,13 @@ class GpuWorld:
         self.log = base / "cmake.log"
         for name, text in (("cmake", CMAKE), ("ninja", "#!/bin/sh\necho 1.11\n")):
             self.script(base / "bin" / name, text)
-        fakes = {"llama-bench": BENCH, "llama-server": SERVER, "test-backend-ops": OPS, "llama-results": RESULTS}
+        fakes = {
+            "llama-bench": BENCH,
+            "llama-server": SERVER,
+            "test-backend-ops": OPS,
+            "llama-results": RESULTS,
+            "llama-perplexity": PERPLEXITY,
+        }
         for name, text in fakes.items():
             self.script(base / "programs" / name, text)
         (base / "maker.py").write_text(MAKER)
@@ -171,6 +205,8 @@ class GpuWorld:
             monkeypatch.setenv(f"FAKE_{name}", str(value))
         monkeypatch.setattr(model, "MAKER", base / "maker.py")
         monkeypatch.setattr(speed, "cases", lambda layers: CASES(layers)[:2])
+        monkeypatch.setattr(cache_speed, "SHARES", (0.5,))
+        monkeypatch.setattr(machine, "free_memory", lambda: 140 << 30)
         monkeypatch.setattr(machine, "gpus", lambda: ["a fake card, 143771 MiB, 580, 9.0"])
         monkeypatch.setattr(toolkit, "find", lambda: toolkit.Toolkit(base / "nvcc", base, None, ""))
 

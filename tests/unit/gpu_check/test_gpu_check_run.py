@@ -72,7 +72,8 @@ def test_a_target_of_a_later_series_is_built_when_its_source_is_there(gpu: GpuWo
 def test_a_failed_stage_keeps_the_ones_before_and_those_that_do_not_need_it(gpu: GpuWorld) -> None:
     gpu.env.setenv("FAKE_OPS", "fail")
     assert gpu.run() == 1
-    assert gpu.states == dict.fromkeys(ALL, "done") | {"backend-ops": "failed", "backend-ops-all": "failed"}
+    ops = {"backend-ops": "failed", "skip-ids": "failed", "backend-ops-all": "failed"}
+    assert gpu.states == dict.fromkeys(ALL, "done") | ops
     assert gpu.record["ok"] is False
     assert "1 of 3 failed" in gpu.stages["backend-ops"]["why"]
     assert "MUL_MAT_ID(type_a=q8_0,n=1)" in gpu.stages["backend-ops"]["why"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from llamafork import cli
 from llamafork.errors import Exit, ModelError
 from llamafork.trace import format as files
-from llamafork.trace import simulate, verbs
+from llamafork.trace import program, simulate, verbs
 from llamafork.trace.format import Trace
 
 
@@ -234,7 +234,7 @@ def test_a_stopped_recording_says_what_there_is(
 
 
 def test_the_policies_of_the_command_line_are_those_there_are() -> None:
-    assert set(cli.TRACE_POLICIES) == set(simulate.POLICIES)
+    assert (*program.POLICIES, *simulate.POLICIES) == cli.TRACE_POLICIES
 
 
 @pytest.mark.parametrize(
