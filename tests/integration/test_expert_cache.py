@@ -90,7 +90,7 @@ class TestByValue:
         assert not any(cache["hits"] for cache in ran.of("none"))
         assert sum(cache["uploads_failed"] for cache in ran.of("none")) > 0
         for mode in ("swap", "half", "all"):
-            assert sum(cache["hits"] for cache in ran.of(mode)) > 100
+            assert sum(cache["hits"] for cache in ran.of(mode)) > 30
         for line in ran.lines:  # larger batches are upstream's
             assert (line["cache"]["steps"] > 0) == (line["tokens"] <= 31)
         one, all_ = (
@@ -423,10 +423,12 @@ class TestServer:
 
         def peak(mem: int, *words: str) -> int:
             stats = tmp_path / f"{mem}{words}"
-            more = ("-ngl", "99", "-cmoe", "-c", "8192", "--spec-type", "draft-mtp", *words)
+            more = ("-ngl", "99", "-cmoe", "-c", "8192", "--override-kv", "glm4moe.context_length=int:8192",
+                    "--spec-type", "draft-mtp", *words)  # fmt: skip
             env = {"LLAMA_MOE_CACHE_MARGIN_MB": str(margin >> 20), "GGML_SIM_STATS": str(stats)}
             with served(build, model, *more, devices=f"mem={mem},threads=1", **env) as (server, log):
-                self.ask(server, " ".join(str(i) for i in range(1200)), n=8)
+                long = self.ask(server, " ".join(str(i) for i in range(1200)), n=8)
+                assert long["tokens_evaluated"] >= 4096
                 self.ask(server, self.TEXT, n=8)
                 cache = server.get("/props")["moe_cache"]
                 server.process.terminate()

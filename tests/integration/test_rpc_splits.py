@@ -39,6 +39,7 @@ def metered(server: str) -> Iterator[Meter]:
                             with meter.lock:
                                 meter.sent += len(data)
                         target.sendall(data)
+                    target.shutdown(socket.SHUT_WR)  # the server has one client at a time, and waits for its end
                 except OSError:
                     return
 
@@ -49,6 +50,8 @@ def metered(server: str) -> Iterator[Meter]:
                 except OSError:
                     return
                 upstream = socket.create_connection((host, int(port)))
+                for end in (client, upstream):  # many small messages there and back
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for words in ((client, upstream.dup(), True), (upstream, client.dup(), False)):
                     threading.Thread(target=pump, args=words, daemon=True).start()
 
