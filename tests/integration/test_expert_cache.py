@@ -222,8 +222,10 @@ class TestHostile:
         assert ran.code == 0, ran.log[-4000:]
         assert ran.total("uploads") > 0
 
-    @pytest.mark.parametrize("profile", ["asan", "tsan"])
-    @pytest.mark.parametrize("case", ["mixed", "abort", "cycles"])
+    @pytest.mark.parametrize(
+        ("profile", "case"),
+        [("asan", "mixed"), ("asan", "abort"), ("asan", "cycles"), ("tsan", "mixed"), ("tsan", "abort")],
+    )  # tsan needs minutes for the cycles
     def test_under_a_sanitizer(self, model: Path, profile: str, case: str) -> None:
         tool = find("--profile", profile, "--backend", "sim", "--target", "test-expert-cache")
         ran = run(tool, case, model, "-ts", "1,1", devices=TWO)
