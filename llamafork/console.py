@@ -95,9 +95,11 @@ def emit(schema: str, data: Mapping[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def failure(error: LlamaforkError) -> None:
+def failure(error: LlamaforkError, *, last: bool = True) -> None:
+    """What, why, what to do. *last*: it is the run's result, also on stdout in JSON mode."""
     said = {k: hide_userinfo(v) if isinstance(v, str) else v for k, v in error.as_dict().items()}
-    emit("error", said)
+    if last:
+        emit("error", said)
     output.err.print(f"error: {said['error']}", style="bold red")
     for key, label in (("why", "why: "), ("do", "do:  ")):
         if said[key]:

@@ -159,6 +159,23 @@ def check_result(target: Path, *, stream: bool = False) -> None:
         )
 
 
+def check_report(target: Path) -> None:
+    """:func:`check_result` for a report, which is no model and no program either."""
+    check_result(target, stream=True)
+    if target.is_file() and (what := _precious(target)):
+        raise UsageError(f"{show(target)} is {what}", why="a report would take its place", do="name another file")
+
+
+def _precious(target: Path) -> str:
+    """What is surely not an earlier result: a model or a program."""
+    try:
+        with target.open("rb") as file:
+            head = file.read(4)
+    except OSError:
+        return ""
+    return {b"GGUF": "a model", b"\x7fELF": "a program"}.get(head, "")
+
+
 def _is_stream(target: Path) -> bool:
     if _descriptor(target) is not None:
         return True

@@ -6,6 +6,7 @@ For modes whose arithmetic is not the reference's, so that bits differ: another 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from llamafork import proc
 from llamafork.compare.target import PLACES, Place, Target, at, environment
-from llamafork.errors import UnhealthyError
+from llamafork.errors import UnhealthyError, UsageError
+from llamafork.paths import show
 
 CONTEXT, CHUNKS = 512, 8
 LAST, TRIES = "Same top p:", 5  # the program may end before its log is written
@@ -39,6 +41,21 @@ class Quality:
     def worse_than(self, limit: float) -> bool:
         """Whether the mean divergence is beyond *limit* nats, or no number at all."""
         return not (math.isfinite(self.ppl) and abs(self.kl) <= limit)
+
+
+def check_text(file: Path) -> None:
+    """Raises :class:`UsageError` for a text that cannot be read or is too short; a token has a byte or more."""
+    least = 2 * CONTEXT
+    try:
+        size = file.stat().st_size if file.is_file() else None
+    except OSError:
+        size = None
+    if size is None or not os.access(file, os.R_OK):
+        raise UsageError(f"--text {show(file)} is no file that can be read", do="name a text file")
+    if size < least:
+        raise UsageError(
+            f"--text {show(file)} is too short", why=f"{size} bytes; it takes {least} tokens", do="name a longer text"
+        )
 
 
 def text(file: Path) -> None:

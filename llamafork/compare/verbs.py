@@ -19,7 +19,7 @@ from llamafork.compare.report import Report, Row
 from llamafork.compare.target import Place, Target
 from llamafork.errors import Exit, LlamaforkError, UsageError
 from llamafork.facts.gguf_file import check_model
-from llamafork.paths import Paths, check_result
+from llamafork.paths import Paths, check_report, show
 
 ROUNDS = 15  # of speed
 
@@ -51,8 +51,13 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
         raise UsageError("--model is missing", why="only the suite cache makes models of its own", do="--model FILE")
     for model in models:
         check_model(model)
-    for name in filter(None, (ns.markdown, ns.junit, ns.plot)):
-        check_result(Path(name), stream=True)
+    results = [Path(name) for name in (ns.markdown, ns.junit, ns.plot) if name]
+    for result in results:
+        check_report(result)
+        if results.count(result) > 1 and result.exists() is result.is_file():
+            raise UsageError(f"two results have the name {show(result)}", why="one would be lost", do="name two files")
+    if ns.text:
+        quality.check_text(Path(ns.text))
     if ns.plot:
         report.check_plot(suites)
     if ns.rounds is not None and ns.rounds < speed.LEAST:
@@ -88,7 +93,7 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
             try:
                 rows += task()
             except LlamaforkError as error:  # what is done and what follows is worth knowing all the same
-                console.failure(error)
+                console.failure(error, last=False)
                 rows.append(Row(name, model_name, place_name, "failed", True, f"{error.what}: {error.why}"))
     notes = tuple(dict.fromkeys(f"cache: {one.note}" for one in cached))
     code = _tell(Report(ours.name, theirs.name, tuple(rows), notes), ns)
@@ -168,7 +173,7 @@ def _speed(case: Case) -> Iterator[Row]:
         if name != speed.ALL:
             ours, theirs = (statistics.median(x for one in side for x in one[name]) for side in sides)
             detail += f"; {ours:.1f} and {theirs:.1f} {'starts' if name == speed.START else 'tokens'}/s"
-        bad = found.word == speed.SLOWER
+        bad = name == speed.ALL and found.word == speed.SLOWER  # single numbers scatter more
         row = Row("speed", case.model.name, case.place.name, found.word, bad, detail, took_seconds / len(measured))
         yield replace(row, number=name, ratio=found.ratio, low=found.low, high=found.high)
     if speed.START not in measured:

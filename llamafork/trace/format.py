@@ -55,10 +55,18 @@ def _record(layers: int, used: int, width: int) -> np.dtype[Any]:
 
 def load(path: Path) -> Trace:
     """Read a trace. Raises :class:`ModelError` for a file that is none, with the part that is wrong."""
+    if path.exists() and not path.is_file():
+        raise ModelError(
+            f"{show(path)} is not a routing trace", why="it is no file", do="name one of llamafork trace record"
+        )
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ModelError(f"cannot read the trace {show(path)}", why=error.strerror or str(error)) from error
+        raise ModelError(
+            f"cannot read the trace {show(path)}",
+            why=error.strerror or str(error),
+            do="make one with llamafork trace record",
+        ) from error
     if data[:8] != MAGIC or len(data) < 12:
         raise ModelError(f"{show(path)} is not a routing trace", do="make one with llamafork trace record")
     (length,) = struct.unpack_from("<I", data, 8)

@@ -221,3 +221,14 @@ def test_a_name_that_is_too_long_is_explained(world: World) -> None:
     code, _, err = world.run("make-model", f"{'x' * 300}.gguf")
     assert code == Exit.ENVIRONMENT
     assert "too long" in err
+
+
+def test_a_report_takes_the_place_of_no_model_and_no_program(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF and more")
+    (tmp_path / "tool").write_bytes(b"\x7fELF")
+    (tmp_path / "old.md").write_text("| a |")
+    for name, what in (("m.gguf", "a model"), ("tool", "a program")):
+        with pytest.raises(UsageError, match=what):
+            paths.check_report(tmp_path / name)
+    paths.check_report(tmp_path / "old.md")
+    paths.check_report(tmp_path / "new.md")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from llamafork import cli
 from llamafork.compare import quality, verbs
-from llamafork.errors import UnhealthyError
+from llamafork.errors import UnhealthyError, UsageError
 
 SAID = """\
 ====== Perplexity statistics ======
@@ -43,3 +45,12 @@ def test_a_program_that_says_nothing_is_an_error() -> None:
 
 def test_the_suites_of_the_command_line_are_those_there_are() -> None:
     assert set(cli.SUITES) == {*verbs.SUITES, "cache"}
+
+
+@pytest.mark.parametrize("name", ["none", "folder", "short", "/dev/zero"])
+def test_a_text_that_will_not_do_is_refused_first(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "short").write_text("a few words")
+    with pytest.raises(UsageError) as caught:
+        quality.check_text(tmp_path / name)
+    assert caught.value.do

@@ -248,3 +248,10 @@ def test_the_policies_of_the_command_line_are_those_there_are() -> None:
 )
 def test_why_a_recording_failed_is_not_hidden_by_a_log_that_comes_late(said: str, want: str) -> None:
     assert verbs.own_words(f"$ llama-expert-trace -m old\nold words\n$ llama-expert-trace -m new\n{said}") == want
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """/dev/zero has no end."""
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(ModelError, match="is not a routing trace"):
+            files.load(path)
