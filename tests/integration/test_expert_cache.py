@@ -214,7 +214,7 @@ class TestHostile:
     def test_no_page_locked_memory(self, build: Build, model: Path) -> None:
         equal(run(build, "mixed", model, GGML_SIM_PIN="1K"))
 
-    @pytest.mark.parametrize("slow", ["h2d=2M", "lat=3ms"])
+    @pytest.mark.parametrize("slow", ["h2d=2M", "lat=500us"])
     def test_slow_uploads_and_hardly_any_slots(self, build: Build, model: Path, slow: str) -> None:
         env = {"MARGIN_MB": "0", "POLICY": "lru", "BUDGET": "64", "AUDIT": "64"}
         named = {f"LLAMA_MOE_CACHE_{name}": value for name, value in env.items()}
