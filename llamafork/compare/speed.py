@@ -147,6 +147,11 @@ def round_of(
     return times
 
 
+def decides(number: str) -> bool:
+    """Whether the comparison fails if *number* is slower. Single numbers scatter more than their mean."""
+    return number == ALL
+
+
 def in_turns(one: Callable[[int], Mapping[str, float]], times: tuple[Times, Times], repeat: int) -> None:
     """A B, then *repeat* times B A, A B, into *times*. The first turn is not counted."""
     for number in range(2 * repeat + 1):

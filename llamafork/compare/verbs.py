@@ -51,11 +51,7 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
         raise UsageError("--model is missing", why="only the suite cache makes models of its own", do="--model FILE")
     for model in models:
         check_model(model)
-    results = [Path(name) for name in (ns.markdown, ns.junit, ns.plot) if name]
-    for result in results:
-        check_report(result)
-        if results.count(result) > 1 and result.exists() is result.is_file():
-            raise UsageError(f"two results have the name {show(result)}", why="one would be lost", do="name two files")
+    check_reports([Path(name) for name in (ns.markdown, ns.junit, ns.plot) if name])
     if ns.text:
         quality.check_text(Path(ns.text))
     if ns.plot:
@@ -99,6 +95,15 @@ def compare(ns: argparse.Namespace, paths: Paths) -> int:
     code = _tell(Report(ours.name, theirs.name, tuple(rows), notes), ns)
     kept.close()
     return code
+
+
+def check_reports(files: list[Path]) -> None:
+    """Raises :class:`UsageError` if one of *files* cannot take a report, or two are the same file."""
+    for file in files:
+        check_report(file)
+        stream = file.exists() and not file.is_file()  # takes one after the other
+        if files.count(file) > 1 and not stream:
+            raise UsageError(f"two reports have the name {show(file)}", why="one would be lost", do="name two files")
 
 
 def _cache_places(ns: argparse.Namespace) -> tuple[work.Size, list[work.CachePlace]]:
@@ -173,7 +178,7 @@ def _speed(case: Case) -> Iterator[Row]:
         if name != speed.ALL:
             ours, theirs = (statistics.median(x for one in side for x in one[name]) for side in sides)
             detail += f"; {ours:.1f} and {theirs:.1f} {'starts' if name == speed.START else 'tokens'}/s"
-        bad = name == speed.ALL and found.word == speed.SLOWER  # single numbers scatter more
+        bad = speed.decides(name) and found.word == speed.SLOWER
         row = Row("speed", case.model.name, case.place.name, found.word, bad, detail, took_seconds / len(measured))
         yield replace(row, number=name, ratio=found.ratio, low=found.low, high=found.high)
     if speed.START not in measured:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamafork.compare import report
+from llamafork.compare import report, verbs
 from llamafork.compare.report import Report, Row
 from llamafork.errors import EnvironmentFault, UsageError
 
@@ -54,3 +54,9 @@ def test_each_number_has_a_name_of_its_own_for_ci() -> None:
     names = [case.get("name") for case in ET.fromstring(report.junit(Report("ours", "stock", SPEEDS)))]
     assert names == ["m.gguf at cpu: tg32", "m.gguf at cpu: pp64", "m.gguf at sim: start"]
     assert "| m.gguf | cpu | tg32 | slower |" in report.markdown(Report("ours", "stock", SPEEDS))
+
+
+def test_two_reports_are_two_files(tmp_path: Path) -> None:
+    verbs.check_reports([tmp_path / "a", tmp_path / "b", Path("/dev/null"), Path("/dev/null")])
+    with pytest.raises(UsageError, match="two reports have the name"):
+        verbs.check_reports([tmp_path / "a", tmp_path / "a"])

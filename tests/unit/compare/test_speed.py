@@ -166,3 +166,10 @@ def test_all_is_the_mean_of_what_the_servers_did() -> None:
 )
 def test_llama_bench_has_its_own_words(place: str, words: str) -> None:
     assert " ".join(speed.bench_args(target.PLACES[place].args)) == words
+
+
+def test_the_mean_alone_decides() -> None:
+    times = {key: [1.0, 1.0] for key in (speed.START, "pp64", "tg32")}
+    names = list(speed.ratios([times] * 2, [times] * 2))
+    assert len(names) == 4
+    assert [name for name in names if speed.decides(name)] == [speed.ALL]
